@@ -1,0 +1,274 @@
+"""The job spec: what a user submits, as TOML or as the same JSON. Unknown key = error with the nearest right key.
+
+`JobSpec.model_validate` does the structure; `problems()` finds combinations that cannot work. Both run at the
+gateway in milliseconds, without torch and without the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from syncline.contract.precision import RECIPES
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelSpec(_Part):
+    """`name` is a folder under the installation's model root (config.json, tokenizer.json, weights optional)."""
+
+    name: Name = Field(description="folder under the model root")
+    weights: Literal["random", "pretrained"] = Field(
+        "random", description="random: initialised from seeds.model; pretrained: the folder's safetensors"
+    )
+
+
+class TaskSpec(_Part):
+    environment: Literal["characters", "reasoning_gym", "jsonl"] = "characters"
+    options: dict[str, str | int | float | bool | list[str | int | float]] = Field(
+        default_factory=dict, description="what the environment itself takes; it refuses what it does not know"
+    )
+
+
+class RewardSpec(_Part):
+    source: Literal["environment", "python", "http"] = "environment"
+    function: str | None = Field(None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function")
+    url: str | None = Field(None, pattern=r"^https?://\S+$")
+    timeout: float = Field(5.0, gt=0, le=3600, description="seconds for one trajectory")
+    memory_mb: int = Field(512, ge=64, le=65536)
+    retries: int = Field(2, ge=0, le=20)
+
+
+class SamplingSpec(_Part):
+    temperature: float = Field(1.0, gt=0, le=10)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_tokens: int = Field(16, ge=1, le=1_000_000)
+    min_tokens: int = Field(0, ge=0)
+    length: Literal["stop", "lognormal"] = Field(
+        "stop",
+        description="stop: until a stop token or max_tokens; lognormal: each trajectory is sampled to a length drawn "
+        "from its seed, with stop tokens suppressed (reproduces heavy-tailed loads)",
+    )
+    length_sigma: float = Field(1.0, gt=0, le=3)
+    length_median: int = Field(8, ge=1)
+    record_mask: bool = Field(False, description="record the top-p/top-k support (not yet offered)")
+
+
+class BatchSpec(_Part):
+    groups: int = Field(8, ge=1, le=65536, description="groups per update")
+    group_size: int = Field(8, ge=1, le=4096)
+    micro_tokens: int = Field(16384, ge=1, description="tokens per forward pass of the trainer")
+    incomplete: Literal["train_if_two", "drop"] = Field(
+        "train_if_two", description="a group with lost or unscored members: train with at least two, or drop it"
+    )
+
+
+class OptimizerSpec(_Part):
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup: int = Field(0, ge=0, description="updates of linear warm-up")
+    clip_norm: float = Field(1.0, gt=0)
+
+
+class CorrectionSpec(_Part):
+    kind: Literal["none", "truncate", "mask"] = "none"
+    level: Literal["token", "sequence"] = "token"
+    low: float = Field(0.0, ge=0)
+    high: float = Field(2.0, gt=0)
+
+
+class KLSpec(_Part):
+    coefficient: float = Field(0.0, ge=0)
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+
+
+class LossSpec(_Part):
+    kind: Literal["ppo", "gspo", "cispo", "decoupled_ppo"] = "ppo"
+    advantage: Literal["group_std", "group_mean"] = Field(
+        "group_std", description="group_std: (r - mean) / std; group_mean: r - mean"
+    )
+    normaliser: Literal["token_mean", "sequence_mean"] = Field(
+        "token_mean", description="over all loss tokens of the update, or over sequences of each one's token mean"
+    )
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.2, gt=0)
+    dual_clip: float | None = Field(None, gt=1)
+    entropy: float = Field(0.0, ge=0, description="entropy bonus coefficient")
+    correction: CorrectionSpec = CorrectionSpec()
+    kl: KLSpec = KLSpec()
+
+
+class SwitchPlan(_Part):
+    at_update: int = Field(ge=1)
+    mode: Literal["colocated", "disjoint"]
+
+
+class ScheduleSpec(_Part):
+    mode: Literal["colocated", "disjoint"] = "colocated"
+    updates: int = Field(50, ge=1, le=10_000_000)
+    max_lag: int = Field(1, ge=0, le=1000)
+    lag_policy: Literal["wait", "expire", "mask_old_tokens"] = "wait"
+    in_flight: Literal["drain", "continue_old", "in_place"] = "continue_old"
+    kv: Literal["recomputed", "carried"] = Field("recomputed", description="with in_place: what happens to the KV")
+    carried_age: int = Field(1, ge=1, description="with kv carried: versions a KV entry may be behind")
+    switches: tuple[SwitchPlan, ...] = ()
+
+
+class RolloutSpec(_Part):
+    engine: Literal["reference"] = "reference"
+    workers: int = Field(2, ge=1, le=1024)
+    max_running: int = Field(64, ge=1, le=4096, description="requests decoded together on one worker")
+    record_experts: bool = Field(True, description="record expert ids of MoE models")
+    pace: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (), description="share of full speed per worker, in order; reproduces uneven fleets; empty: all 1"
+    )
+
+
+class TrainerSpec(_Part):
+    engine: Literal["torch"] = "torch"
+
+
+class PrecisionSpec(_Part):
+    recipe: str = "bf16"
+
+
+class CheckpointSpec(_Part):
+    every: int = Field(10, ge=1, description="updates between checkpoints; the last update always makes one")
+    keep: int = Field(2, ge=1)
+
+
+class SeedSpec(_Part):
+    model: int = Field(0, ge=0, lt=2**31)
+    data: int = Field(0, ge=0, lt=2**31)
+    sampling: int = Field(0, ge=0, lt=2**31)
+
+
+class RetentionSpec(_Part):
+    versions: int = Field(4, ge=2, description="newest versions whose blobs are kept; named ones are kept anyway")
+    hours: float = Field(168.0, gt=0, description="how long the ledger of an ended job stays in Redis")
+
+
+class LimitSpec(_Part):
+    attempts: int = Field(5, ge=1, le=100, description="tries at one trajectory before it ends as failed")
+    batch_wait: float = Field(600.0, gt=0, description="seconds the trainer may wait for a batch before the job fails")
+    activation_wait: float = Field(120.0, gt=0, description="seconds one version may take from minted to active")
+    worker_start: float = Field(180.0, gt=0, description="seconds a process may take to report for duty")
+    worker_idle: float = Field(30.0, gt=0, description="seconds after which a silent worker's requests are taken over")
+
+
+class DeviceSpec(_Part):
+    memory_mb: int = Field(8192, ge=256, description="budget of the shared device (on CPU: resident memory)")
+
+
+class JobSpec(_Part):
+    """One RL job. Everything that has a default may be left out; the resolved form is stored and hashed."""
+
+    name: Name
+    kind: Literal["train"] = "train"
+    model: ModelSpec
+    task: TaskSpec = TaskSpec()
+    reward: RewardSpec = RewardSpec()
+    sampling: SamplingSpec = SamplingSpec()
+    batch: BatchSpec = BatchSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    loss: LossSpec = LossSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    rollout: RolloutSpec = RolloutSpec()
+    trainer: TrainerSpec = TrainerSpec()
+    precision: PrecisionSpec = PrecisionSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    seeds: SeedSpec = SeedSpec()
+    retention: RetentionSpec = RetentionSpec()
+    limits: LimitSpec = LimitSpec()
+    device: DeviceSpec = DeviceSpec()
+
+    def canonical(self) -> str:
+        """The resolved spec as canonical JSON (sorted keys, no spaces)."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    def hash(self) -> str:
+        """sha256 hex of `canonical()`."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    def contract_digest(self) -> str:
+        """Digest of the precision contract that the recipe names."""
+        return RECIPES[self.precision.recipe].digest()
+
+
+class Problem(BaseModel):
+    """One thing wrong with a spec: where, what, and what would be right."""
+
+    path: str
+    message: str
+    hint: str = ""
+
+
+def problems(spec: JobSpec) -> list[Problem]:
+    """Combinations that are well-typed and impossible. Empty: the spec can run."""
+    found: list[Problem] = []
+
+    def add(path: str, message: str, hint: str) -> None:
+        found.append(Problem(path=path, message=message, hint=hint))
+
+    if spec.batch.group_size < 2:
+        add(
+            "batch.group_size",
+            f"{spec.batch.group_size} sample per group leaves a group-relative advantage undefined",
+            "use at least 2",
+        )
+    cut = spec.sampling.top_p < 1 or spec.sampling.top_k > 0
+    corrects = spec.loss.correction.kind != "none" or spec.loss.kind in ("cispo", "gspo", "decoupled_ppo")
+    if cut and corrects and not spec.sampling.record_mask:
+        add(
+            "sampling.top_p" if spec.sampling.top_p < 1 else "sampling.top_k",
+            "an importance correction needs the true sampling distribution, and the cut support is not recorded",
+            "set top_p = 1 and top_k = 0, or loss.correction.kind = 'none' with loss.kind = 'ppo'",
+        )
+    if spec.sampling.record_mask:
+        add("sampling.record_mask", "recording the sampling mask is not offered yet", "set it to false")
+    ever_disjoint = spec.schedule.mode == "disjoint" or any(s.mode == "disjoint" for s in spec.schedule.switches)
+    if ever_disjoint and spec.schedule.max_lag < 1:
+        add("schedule.max_lag", "0 leaves disjoint pools nothing to overlap", "use at least 1, or stay colocated")
+    if spec.sampling.min_tokens > spec.sampling.max_tokens:
+        add("sampling.min_tokens", "is larger than sampling.max_tokens", f"use at most {spec.sampling.max_tokens}")
+    if spec.precision.recipe not in RECIPES:
+        add("precision.recipe", f"there is no recipe {spec.precision.recipe!r}", f"one of {', '.join(sorted(RECIPES))}")
+    if spec.reward.source == "python" and spec.reward.function is None:
+        add("reward.function", "is missing for source 'python'", "give module:function")
+    if spec.reward.source == "http" and spec.reward.url is None:
+        add("reward.url", "is missing for source 'http'", "give the scorer's URL")
+    if spec.reward.source != "python" and spec.reward.function is not None:
+        add("reward.function", f"has no meaning for source {spec.reward.source!r}", "leave it out or use 'python'")
+    if spec.reward.source != "http" and spec.reward.url is not None:
+        add("reward.url", f"has no meaning for source {spec.reward.source!r}", "leave it out or use source 'http'")
+    if len(spec.rollout.pace) not in (0, spec.rollout.workers):
+        add("rollout.pace", f"has {len(spec.rollout.pace)} entries for {spec.rollout.workers} workers", "one per worker")
+    if spec.loss.correction.low >= spec.loss.correction.high:
+        add("loss.correction.low", "is not below loss.correction.high", "low < high")
+    last = 0
+    mode = spec.schedule.mode
+    for i, switch in enumerate(spec.schedule.switches):
+        path = f"schedule.switches.{i}"
+        if switch.at_update <= last:
+            add(f"{path}.at_update", "does not rise", f"use more than {last}")
+        if switch.at_update >= spec.schedule.updates:
+            add(f"{path}.at_update", "is not before the last update", f"use less than {spec.schedule.updates}")
+        if switch.mode == mode:
+            add(f"{path}.mode", f"the job is {mode} already at that update", "name the other mode")
+        last, mode = switch.at_update, switch.mode
+    return found
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of a job spec."""
+    return JobSpec.model_json_schema()

@@ -1,0 +1,299 @@
+"""Every Redis key, once: its name, who writes it, who reads it, and how it ends.
+
+A key that is not in this file does not exist. Job keys carry the job id as a Redis hash tag (`{j1a2b}`), so that
+all keys of one job lie in one slot and one Lua script may touch them together.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PREFIX = "syncline"
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """A key, or a family of keys when `scope` is "job" or "id".
+
+    `ends` says what removes it: "forever" (small, bounded), "with the job" (deleted by retention after the
+    record is on disk), or "ttl" (expires by itself).
+    """
+
+    name: str
+    scope: Literal["global", "job", "id"]
+    kind: Literal["string", "hash", "zset", "set", "stream"]
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    ends: Literal["forever", "with the job", "ttl"]
+    says: str
+
+    def at(self, which: str = "") -> str:
+        """The Redis key. `which` is the job id (scope "job") or another id (scope "id"), else empty."""
+        if (self.scope == "global") != (which == ""):
+            raise ValueError(f"key {self.name!r} has scope {self.scope}: got id {which!r}")
+        if self.scope == "global":
+            return f"{PREFIX}:{self.name}"
+        if self.scope == "job":
+            return f"{PREFIX}:{{{which}}}:{self.name}"
+        return f"{PREFIX}:{self.name}:{which}"
+
+
+# ---- the whole installation -----------------------------------------------------------------------------------
+JOBS = Key(
+    name="jobs",
+    scope="global",
+    kind="zset",
+    writers=("gateway",),
+    readers=("gateway", "scheduler"),
+    ends="forever",
+    says="job ids by submission time (unix seconds)",
+)
+REQUESTS = Key(
+    name="requests",
+    scope="global",
+    kind="stream",
+    writers=("gateway",),
+    readers=("scheduler",),
+    ends="forever",
+    says="`events.Request`: submit, cancel, pause, resume, switch; deleted once the scheduler has taken them",
+)
+IDEMPOTENCY = Key(
+    name="idempotency",
+    scope="id",
+    kind="string",
+    writers=("gateway",),
+    readers=("gateway",),
+    ends="ttl",
+    says="idempotency key -> job id and spec hash, 24 hours",
+)
+HEARTBEAT = Key(
+    name="heartbeat",
+    scope="id",
+    kind="string",
+    writers=("rollout", "trainer", "sync", "scheduler", "errands", "gateway"),
+    readers=("gateway", "scheduler", "sync"),
+    ends="ttl",
+    says="`events.Heartbeat` of one process (id: job/service/name, or service/name); gone 5 s after its last beat",
+)
+DEVICES = Key(
+    name="devices",
+    scope="id",
+    kind="hash",
+    writers=("rollout", "trainer"),
+    readers=("scheduler", "gateway"),
+    ends="forever",
+    says="memory leases of one device: holder -> bytes and fencing number; field `budget` in bytes",
+)
+
+# ---- one job: control -----------------------------------------------------------------------------------------
+JOB = Key(
+    name="job",
+    scope="job",
+    kind="hash",
+    writers=("gateway", "scheduler"),
+    readers=("gateway", "scheduler", "rollout", "trainer", "sync", "errands"),
+    ends="with the job",
+    says="resolved spec (JSON), its hash, state, reason, waits (JSON), created, started, ended, folder",
+)
+MACHINE = Key(
+    name="machine",
+    scope="job",
+    kind="hash",
+    writers=("scheduler",),
+    readers=("scheduler",),
+    ends="with the job",
+    says="machine state (JSON), cursor in `events`, next prompt index: written in one transaction",
+)
+EVENTS = Key(
+    name="events",
+    scope="job",
+    kind="stream",
+    writers=("rollout", "trainer", "sync", "gateway", "scheduler"),
+    readers=("scheduler", "gateway"),
+    ends="with the job",
+    says="`events.Event`: what happened; folding them rebuilds the machine; also what SSE sends",
+)
+PHASE = Key(
+    name="phase",
+    scope="job",
+    kind="string",
+    writers=("scheduler",),
+    readers=("rollout", "trainer", "sync", "gateway"),
+    ends="with the job",
+    says="`events.Phase` now wanted (level-triggered: a service that starts late obeys the same)",
+)
+PHASES = Key(
+    name="phases",
+    scope="job",
+    kind="stream",
+    writers=("scheduler",),
+    readers=("rollout", "trainer", "sync", "gateway"),
+    ends="with the job",
+    says="each `Phase` ever wanted, in order: wakes blocked readers, and is the report's timeline",
+)
+
+# ---- one job: trajectories ------------------------------------------------------------------------------------
+WORK = Key(
+    name="work",
+    scope="job",
+    kind="stream",
+    writers=("scheduler", "rollout"),
+    readers=("rollout",),
+    ends="with the job",
+    says="`events.WorkItem`, one per trajectory to sample; group `rollout`; acknowledged by publish or finish",
+)
+TRAJECTORIES = Key(
+    name="trajectories",
+    scope="job",
+    kind="stream",
+    writers=("rollout",),
+    readers=("trainer", "errands", "gateway"),
+    ends="with the job",
+    says="`token_path.Trajectory`, one per entry; group `trainer`; deleted by the checkpoint that holds its effect",
+)
+ENTRIES = Key(
+    name="entries",
+    scope="job",
+    kind="hash",
+    writers=("scheduler", "rollout", "errands", "trainer"),
+    readers=("scheduler", "rollout", "errands", "trainer", "gateway"),
+    ends="with the job",
+    says="the ledger: trajectory id -> its one state, attempt, versions, update (see runtime/ledger.py)",
+)
+COUNTS = Key(
+    name="counts",
+    scope="job",
+    kind="hash",
+    writers=("scheduler", "rollout", "errands", "trainer"),
+    readers=("scheduler", "gateway", "trainer"),
+    ends="with the job",
+    says="the ledger's sums: submitted, running, buffered, trained, filtered, failed, expired; claimed, refused",
+)
+GROUPS = Key(
+    name="groups",
+    scope="job",
+    kind="hash",
+    writers=("scheduler", "rollout", "errands", "trainer"),
+    readers=("trainer", "scheduler"),
+    ends="with the job",
+    says="open groups: group -> size, members accounted, oldest version, state; removed when the group ends",
+)
+READY = Key(
+    name="ready",
+    scope="job",
+    kind="zset",
+    writers=("errands", "trainer", "rollout"),
+    readers=("trainer", "scheduler"),
+    ends="with the job",
+    says="groups whose every member is rewarded or ended, scored by oldest version number: what may be claimed",
+)
+REWARDS = Key(
+    name="rewards",
+    scope="job",
+    kind="hash",
+    writers=("errands",),
+    readers=("trainer", "gateway"),
+    ends="with the job",
+    says="trajectory id -> `token_path.Reward`; removed with the trajectory's stream entry",
+)
+CLAIMS = Key(
+    name="claims",
+    scope="job",
+    kind="hash",
+    writers=("trainer",),
+    readers=("trainer", "scheduler", "gateway"),
+    ends="with the job",
+    says="update -> trajectory ids claimed for it and not yet in a segment; field `version`: version being updated",
+)
+DEAD = Key(
+    name="dead",
+    scope="job",
+    kind="stream",
+    writers=("rollout", "trainer", "errands", "scheduler"),
+    readers=("gateway",),
+    ends="with the job",
+    says="dead letters: entries that could not be read or used up their attempts, with the reason; capped at 10,000",
+)
+METRICS = Key(
+    name="metrics",
+    scope="job",
+    kind="stream",
+    writers=("trainer",),
+    readers=("gateway", "scheduler"),
+    ends="with the job",
+    says="`events.UpdateMetrics`, one per update",
+)
+SAMPLES = Key(
+    name="samples",
+    scope="job",
+    kind="stream",
+    writers=("scheduler",),
+    readers=("gateway",),
+    ends="with the job",
+    says="`events.LedgerSample`, one per second: the conservation law as observed; capped at 100,000",
+)
+
+# ---- one job: versions ----------------------------------------------------------------------------------------
+MINTED = Key(
+    name="minted",
+    scope="job",
+    kind="stream",
+    writers=("trainer",),
+    readers=("sync",),
+    ends="with the job",
+    says="`version_path.Minted`; group `sync`; acknowledged when the version is active or superseded",
+)
+VERSIONS = Key(
+    name="versions",
+    scope="job",
+    kind="hash",
+    writers=("sync", "trainer"),
+    readers=("gateway", "rollout", "trainer", "sync"),
+    ends="with the job",
+    says="`str(VersionId)` -> `VersionRecord` (JSON); field `latest`: the newest published version",
+)
+SYNC = Key(
+    name="sync",
+    scope="job",
+    kind="stream",
+    writers=("sync",),
+    readers=("rollout",),
+    ends="with the job",
+    says="`version_path.SyncOrder`, in order; every worker reads all of it from its own cursor; capped at 10,000",
+)
+ACKS = Key(
+    name="acks",
+    scope="job",
+    kind="stream",
+    writers=("rollout",),
+    readers=("sync",),
+    ends="with the job",
+    says="`version_path.Ack`; group `sync`",
+)
+WORKERS = Key(
+    name="workers",
+    scope="job",
+    kind="hash",
+    writers=("rollout", "sync"),
+    readers=("gateway", "sync", "scheduler"),
+    ends="with the job",
+    says="worker -> `events.WorkerStatus`; the worker writes it, sync removes one that left",
+)
+LOCK = Key(
+    name="lock",
+    scope="id",
+    kind="string",
+    writers=("scheduler", "trainer", "sync"),
+    readers=("scheduler", "trainer", "sync"),
+    ends="ttl",
+    says="single-writer lease (id: job/service): holder's incarnation, 10 s, renewed while alive",
+)
+
+KEYS: tuple[Key, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Key))
+"""All keys, in file order. `docs/keys.md` is generated from this tuple."""
+
+GROUP_ROLLOUT = "rollout"
+GROUP_TRAINER = "trainer"
+GROUP_SYNC = "sync"
+GROUP_SCHEDULER = "scheduler"

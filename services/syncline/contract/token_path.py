@@ -1,0 +1,324 @@
+"""The token path: which weight version sampled each token, how it was scored, which update consumed it.
+
+Legend of array lengths: `P` prompt tokens, `S` sampled tokens, `T` all tokens of the record.
+
+A trajectory is one immutable record. Its lengths are checked when it is written and again when it is read; a
+record that does not add up is refused (`BadTrajectory`), never repaired, padded or re-encoded from text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from syncline.contract.hops import Hop
+from syncline.contract.version_path import VersionId
+
+PROMPTED = Hop(
+    name="token.prompted",
+    done_by="scheduler",
+    writes=("work", "entries"),
+    attributes=("trajectory", "group", "index"),
+)
+SAMPLED = Hop(
+    name="token.sampled",
+    done_by="rollout",
+    reads=("work", "engine"),
+    attributes=("trajectory", "attempt", "worker", "version", "digest", "context", "start", "end"),
+)
+PUBLISHED = Hop(
+    name="token.published",
+    done_by="rollout",
+    writes=("trajectories", "entries"),
+    attributes=("trajectory", "attempt", "worker", "tokens", "spans"),
+)
+REWARDED = Hop(
+    name="token.rewarded",
+    done_by="errands",
+    reads=("trajectories",),
+    writes=("rewards", "entries"),
+    attributes=("trajectory", "attempt", "state", "reward"),
+)
+ADMITTED = Hop(
+    name="token.admitted",
+    done_by="trainer",
+    reads=("ready", "rewards"),
+    writes=("entries",),
+    attributes=("trajectory", "update", "lag"),
+)
+SCORED = Hop(
+    name="token.scored",
+    done_by="trainer",
+    reads=("engine",),
+    attributes=("trajectory", "update", "version", "mean_abs_logprob_gap"),
+)
+TRAINED = Hop(
+    name="token.trained",
+    done_by="trainer",
+    writes=("segment", "entries"),
+    attributes=("trajectory", "update", "minted", "advantage"),
+)
+
+TOKEN_PATH: tuple[Hop, ...] = (PROMPTED, SAMPLED, PUBLISHED, REWARDED, ADMITTED, SCORED, TRAINED)
+"""Every hop of one token, in order. `sampled` occurs once per version span."""
+
+
+class BadTrajectory(ValueError):
+    """A trajectory record whose parts contradict one another. The message names the trajectory and the part."""
+
+
+class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Half-open range `[start, end)` of sampled tokens that one version sampled over one context.
+
+    Stamped by the engine between decode steps, by nobody else. Indices count sampled tokens (0 is the first).
+    """
+
+    start: int
+    end: int
+    version: VersionId
+    digest: str  # manifest digest of the weights that the engine held
+    adapter: str | None = None  # versioned adapter name; None: no adapter
+    context: Literal["recomputed", "carried"] = "recomputed"
+    carried_age: int = 0  # versions between the oldest KV read and `version`; 0 unless carried
+    worker: str
+
+
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Half-open range `[start, end)` of the record's tokens that came from one side."""
+
+    kind: Literal["prompt", "sampled", "observed"]
+    start: int
+    end: int
+
+
+class SamplingConvention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Under which distribution a behaviour log-probability was recorded.
+
+    `scaled`: log-softmax(logits / temperature) at the sampled id, before top-p and top-k cut the support.
+    `processed`: the same after the cut and renormalisation (the true sampling distribution).
+    """
+
+    logprob: Literal["scaled", "processed"] = "scaled"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no cut
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Durations in seconds from a monotonic clock; `started` is wall-clock unix seconds, for people only."""
+
+    started: float
+    queued: float
+    prefill: float
+    decode: float
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled response with its record. Stamped by the rollout worker that sampled it.
+
+    tokens        array('i') [T]  prompt, sampled and observed ids in order; `segments` partition it
+    logprobs      array('f') [S]  behaviour log-probabilities under `convention`
+    loss_mask     bytes      [S]  1: the token takes part in the loss
+    expert_ids    bytes or None   [expert_tokens, layers, topk] of uint8 or uint16, little-endian, C order;
+                                  expert_tokens = T - 1 (the last sampled token is never fed back)
+    """
+
+    job: str
+    trajectory: str
+    group: int
+    index: int  # place inside the group, 0-based
+    attempt: int  # which try at this (group, index) this is; the ledger fences older ones
+    prompt: int  # index of the prompt in the task's data set
+    tokens: array[int]
+    segments: tuple[Segment, ...]
+    logprobs: array[float]
+    loss_mask: bytes
+    spans: tuple[VersionSpan, ...]
+    convention: SamplingConvention
+    finish: Literal["stop", "length"]
+    contract: str  # digest of the precision contract
+    text: str  # the sampled tokens decoded, for rewards and for people; never encoded again
+    traceparent: str
+    timing: Timing
+    expert_ids: bytes | None = None
+    expert_shape: tuple[int, int, int] | None = None
+    expert_dtype: Literal["u1", "u2"] | None = None
+
+    @property
+    def sampled(self) -> int:
+        """Number of sampled tokens, S."""
+        return len(self.logprobs)
+
+    @property
+    def oldest(self) -> VersionId:
+        """Version of the oldest sampled token. Spans never fall, so it is the first span's."""
+        return self.spans[0].version
+
+    def sampled_ids(self) -> array[int]:
+        """The sampled ids in order, [S]."""
+        out: array[int] = array("i")
+        for segment in self.segments:
+            if segment.kind == "sampled":
+                out.extend(self.tokens[segment.start : segment.end])
+        return out
+
+    def span_of(self, token: int) -> VersionSpan:
+        """The span that holds sampled token `token`. Raises `IndexError` naming the legal range."""
+        for span in self.spans:
+            if span.start <= token < span.end:
+                return span
+        raise IndexError(f"{self.trajectory}: token {token} is outside [0, {self.sampled})")
+
+
+def check(trajectory: Trajectory) -> Trajectory:
+    """Return `trajectory` if all its parts agree, else raise `BadTrajectory` naming the part."""
+
+    def refuse(what: str) -> BadTrajectory:
+        return BadTrajectory(f"trajectory {trajectory.trajectory}: {what}")
+
+    t = trajectory
+    edge = 0
+    for segment in t.segments:
+        if segment.start != edge or segment.end <= segment.start:
+            raise refuse(f"segment {segment.kind} [{segment.start}, {segment.end}) does not continue at {edge}")
+        edge = segment.end
+    if edge != len(t.tokens):
+        raise refuse(f"segments end at {edge}, tokens at {len(t.tokens)}")
+    if not t.segments or t.segments[0].kind != "prompt":
+        raise refuse("the first segment must be the prompt")
+    sampled = sum(s.end - s.start for s in t.segments if s.kind == "sampled")
+    if sampled == 0:
+        raise refuse("no sampled token")
+    if len(t.logprobs) != sampled:
+        raise refuse(f"{len(t.logprobs)} log-probs for {sampled} sampled tokens")
+    if len(t.loss_mask) != sampled:
+        raise refuse(f"loss mask of {len(t.loss_mask)} for {sampled} sampled tokens")
+    for i, logprob in enumerate(t.logprobs):
+        if not -1e30 < logprob <= 1e-5:  # also refuses NaN
+            raise refuse(f"log-prob {logprob} at sampled token {i}")
+    edge = 0
+    for span in t.spans:
+        if span.start != edge or span.end <= span.start:
+            raise refuse(f"span [{span.start}, {span.end}) does not continue at {edge}")
+        edge = span.end
+    if edge != sampled:
+        raise refuse(f"spans end at {edge}, sampled tokens at {sampled}")
+    for before, after in pairwise(t.spans):
+        if after.version < before.version:
+            raise refuse(f"version falls from {before.version} to {after.version} at token {after.start}")
+        if (before.version, before.digest, before.adapter, before.context, before.carried_age, before.worker) == (
+            after.version,
+            after.digest,
+            after.adapter,
+            after.context,
+            after.carried_age,
+            after.worker,
+        ):
+            raise refuse(f"neighbouring spans at token {after.start} do not differ")
+    if (t.expert_ids is None) != (t.expert_shape is None) or (t.expert_ids is None) != (t.expert_dtype is None):
+        raise refuse("expert_ids, expert_shape and expert_dtype come together or not at all")
+    if t.expert_ids is not None and t.expert_shape is not None:
+        tokens, layers, topk = t.expert_shape
+        width = 1 if t.expert_dtype == "u1" else 2
+        if tokens != len(t.tokens) - 1:
+            raise refuse(f"expert ids for {tokens} tokens, expected {len(t.tokens) - 1}")
+        if len(t.expert_ids) != tokens * layers * topk * width:
+            raise refuse(f"expert ids of {len(t.expert_ids)} bytes for shape {t.expert_shape}")
+    return trajectory
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The part of a trajectory that is not an array; field names as in `Trajectory`."""
+
+    job: str
+    trajectory: str
+    group: int
+    index: int
+    attempt: int
+    prompt: int
+    segments: tuple[Segment, ...]
+    spans: tuple[VersionSpan, ...]
+    convention: SamplingConvention
+    finish: Literal["stop", "length"]
+    contract: str
+    text: str
+    traceparent: str
+    timing: Timing
+    expert_shape: tuple[int, int, int] | None
+    expert_dtype: Literal["u1", "u2"] | None
+
+
+_HEADER = msgspec.msgpack.Decoder(_Header)
+_HEADER_FIELDS = _Header.__struct_fields__
+
+
+def encode(trajectory: Trajectory) -> dict[bytes, bytes]:
+    """Stream fields of a checked trajectory: msgpack header `h`, raw little-endian arrays `t`, `l`, `m`, `x`."""
+    check(trajectory)
+    header = _Header(**{name: getattr(trajectory, name) for name in _HEADER_FIELDS})
+    fields = {
+        b"h": msgspec.msgpack.encode(header),
+        b"t": trajectory.tokens.tobytes(),
+        b"l": trajectory.logprobs.tobytes(),
+        b"m": trajectory.loss_mask,
+    }
+    if trajectory.expert_ids is not None:
+        fields[b"x"] = trajectory.expert_ids
+    return fields
+
+
+def decode(fields: Mapping[bytes, bytes]) -> Trajectory:
+    """Inverse of `encode`. Raises `BadTrajectory` for anything that is not a whole, consistent record."""
+    missing = {b"h", b"t", b"l", b"m"} - fields.keys()
+    if missing:
+        raise BadTrajectory(f"trajectory entry without fields {sorted(m.decode() for m in missing)}")
+    try:
+        header = _HEADER.decode(fields[b"h"])
+    except msgspec.MsgspecError as error:
+        raise BadTrajectory(f"trajectory header: {error}") from None
+    if len(fields[b"t"]) % 4 or len(fields[b"l"]) % 4:
+        raise BadTrajectory(f"trajectory {header.trajectory}: array bytes are no multiple of 4")
+    tokens: array[int] = array("i")
+    tokens.frombytes(fields[b"t"])
+    logprobs: array[float] = array("f")
+    logprobs.frombytes(fields[b"l"])
+    head = {name: getattr(header, name) for name in _HEADER_FIELDS}
+    return check(
+        Trajectory(
+            **head, tokens=tokens, logprobs=logprobs, loss_mask=fields[b"m"], expert_ids=fields.get(b"x")
+        )
+    )
+
+
+class Reward(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A trajectory's reward. Stamped by the errand that ran the scorer.
+
+    `scored`: `value` is finite. `unscored`: the scorer could not tell (timeout, lost sandbox, None, NaN), which
+    is never 0. `failed`: the scorer itself is broken and retries are used up. `value` is None unless scored.
+    """
+
+    trajectory: str
+    attempt: int
+    state: Literal["scored", "unscored", "failed"]
+    value: float | None
+    reason: str = ""
+    judge: str = ""  # name and version of the scorer
+    seconds: float = 0.0
+
+
+def trajectory_id(job: str, group: int, index: int) -> str:
+    """The server-made id of the trajectory at `(group, index)` of `job`."""
+    return f"{job}-{group}-{index}"
+
+
+def parse_trajectory_id(trajectory: str) -> tuple[str, int, int]:
+    """Inverse of `trajectory_id`. Raises `ValueError` that shows the legal form."""
+    job, _, rest = trajectory.partition("-")
+    group, _, index = rest.partition("-")
+    if not job or not group.isdecimal() or not index.isdecimal():
+        raise ValueError(f"trajectory id {trajectory!r} is not of the form JOB-GROUP-INDEX, such as j1a2b3c-12-3")
+    return job, int(group), int(index)
