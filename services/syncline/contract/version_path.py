@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -128,6 +129,16 @@ class SignedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     manifest: bytes
     mac: str
+
+
+def loaded_digest(tensors: Iterable[TensorEntry]) -> str:
+    """sha256 hex over (name, dtype, shape, digest) of `tensors`, sorted by name: what an engine reads as weights.
+
+    Sync computes it from the manifest's tensors; a worker from the bytes that it really holds, with each
+    `TensorEntry.digest` hashed anew from its buffer. Where the two differ, nothing is committed.
+    """
+    rows = [(t.name, t.dtype, t.shape, t.digest) for t in sorted(tensors, key=lambda t: t.name)]
+    return hashlib.sha256(msgspec.json.encode(rows)).hexdigest()
 
 
 class BadManifest(ValueError):

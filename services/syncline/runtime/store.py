@@ -1,0 +1,245 @@
+"""The content-addressed store of a job's versions: `blobs/<sha256>` and `manifests/<epoch>.<number>.json`.
+
+A blob is immutable and named by the sha256 of its bytes, so equal tensors of two versions are one file and
+a reader can check what it got. A blob or manifest appears whole or not at all: written beside its place,
+fsynced, then renamed. Sync is the one writer; rollout workers and the gateway read.
+
+`collect` and writers exclude one another through a file lock (released by the kernel when a process dies).
+A writer of many blobs wraps them and their manifest in `hold()`: no blob of it is collected in between.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from syncline.contract.version_path import (
+    BadManifest,
+    SignedManifest,
+    VersionId,
+    VersionManifest,
+    parse_version,
+)
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MAP_FROM = 65536  # bytes; smaller blobs are read, larger ones mapped
+
+
+class BadBlob(ValueError):
+    """A blob whose bytes do not have the digest that names it."""
+
+
+class MissingBlob(LookupError):
+    """A digest that the store does not hold."""
+
+
+class MissingManifest(LookupError):
+    """A version that the store has no manifest of."""
+
+
+class ManifestConflict(ValueError):
+    """A second, different manifest under a version that has one."""
+
+
+class StoreHeld(RuntimeError):
+    """`collect` inside this process's own `hold()`: it would wait for itself."""
+
+
+class BlobStore:
+    """Blobs and manifests below `root` (created if absent). Safe for threads and processes on one host."""
+
+    def __init__(self, root: Path) -> None:
+        self._blobs = root / "blobs"
+        self._manifests = root / "manifests"
+        self._lock = root / "lock"
+        self._holds = 0
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        self._manifests.mkdir(exist_ok=True)
+
+    # ---- blobs ----
+    def path(self, digest: str) -> Path:
+        """Where the blob named `digest` lies. Raises `ValueError` unless it is 64 lower-case hex digits."""
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(f"blob digest {digest!r} is not 64 lower-case hex digits")
+        return self._blobs / digest
+
+    def has(self, digest: str) -> bool:
+        """Whether a blob of that name is there (its bytes are checked by `read`)."""
+        return self.path(digest).is_file()
+
+    def put(self, data: bytes | bytearray | memoryview) -> str:
+        """Store C-contiguous `data`, return its digest. Equal bytes are stored once; damage is healed.
+
+        Raises `OSError` (disk full, no permission); then nothing of the blob is left behind.
+        """
+        view = memoryview(data)
+        raw = (
+            view.cast("B") if view.nbytes else memoryview(b"")
+        )  # a view with a zero in its shape has no cast
+        digest = hashlib.sha256(raw).hexdigest()
+        target = self.path(digest)
+        with self._locked(fcntl.LOCK_SH):
+            if not (target.is_file() and _sha256(target) == digest):
+                os.replace(_written(self._blobs, raw), target)
+        return digest
+
+    def read(self, digest: str) -> memoryview:
+        """The blob's bytes, checked against `digest`: a private view (writing to it changes no file).
+
+        Blobs of 64 KiB or more are memory-mapped, not copied. Raises `MissingBlob`, `BadBlob`.
+        """
+        try:
+            with self.path(digest).open("rb") as file:
+                if os.fstat(file.fileno()).st_size < _MAP_FROM:
+                    view = memoryview(bytearray(file.read()))
+                else:
+                    view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        except FileNotFoundError:
+            raise MissingBlob(f"the store has no blob {digest}") from None
+        found = hashlib.sha256(view).hexdigest()
+        if found != digest:
+            raise BadBlob(f"blob {digest} holds bytes with digest {found}")
+        return view
+
+    # ---- manifests ----
+    def write_manifest(self, signed: SignedManifest) -> None:
+        """Publish a signed manifest; the same one again changes nothing.
+
+        Raises `ManifestConflict` if the version has another one, `MissingBlob` (naming the tensor) if a
+        tensor's blob is not there, `BadManifest` if the bytes are no manifest.
+        """
+        manifest = _decoded(signed)
+        for tensor in manifest.tensors:
+            if not self.has(tensor.digest):
+                raise MissingBlob(f"version {manifest.version}: no blob {tensor.digest} of {tensor.name}")
+        target = self._manifest_path(manifest.version)
+        with self._locked(fcntl.LOCK_SH):
+            _fsync_folder(self._blobs)
+            temporary = _written(self._manifests, memoryview(msgspec.json.encode(signed)))
+            try:
+                os.link(temporary, target)  # unlike a rename, never replaces
+            except FileExistsError:
+                if self.read_manifest(manifest.version) != signed:
+                    raise ManifestConflict(
+                        f"version {manifest.version} has another manifest already"
+                    ) from None
+            finally:
+                temporary.unlink()
+            _fsync_folder(self._manifests)
+
+    def read_manifest(self, version: VersionId) -> SignedManifest:
+        """The signed manifest of `version`; open it with `version_path.opened`.
+
+        Raises `MissingManifest`, and `BadManifest` for a file that is no signed manifest.
+        """
+        try:
+            raw = self._manifest_path(version).read_bytes()
+        except FileNotFoundError:
+            raise MissingManifest(f"the store has no manifest of version {version}") from None
+        try:
+            return msgspec.json.decode(raw, type=SignedManifest)
+        except msgspec.MsgspecError as error:
+            raise BadManifest(f"manifest file of version {version}: {error}") from None
+
+    def manifests(self) -> list[VersionId]:
+        """Versions that have a manifest, oldest first."""
+        return sorted(parse_version(path.stem) for path in self._manifests.glob("*.json"))
+
+    def collect(self, keep: set[VersionId]) -> int:
+        """Delete manifests of versions outside `keep`, blobs no manifest names, leftovers of dead writers.
+
+        Returns the bytes freed. Waits for writers in other threads and processes. Raises `BadManifest`, with
+        no blob deleted, if a kept manifest cannot be read; `StoreHeld` inside one's own `hold()`.
+        """
+        if self._holds:
+            raise StoreHeld("collect was called inside hold()")
+        freed = 0
+        with self._locked(fcntl.LOCK_EX):
+            for version in self.manifests():
+                if version not in keep:
+                    freed += _removed(self._manifest_path(version))
+            named: set[str] = set()
+            for version in self.manifests():
+                named.update(tensor.digest for tensor in _decoded(self.read_manifest(version)).tensors)
+            for path in self._blobs.iterdir():
+                if path.name not in named:
+                    freed += _removed(path)
+            for path in self._manifests.glob("*.tmp"):
+                freed += _removed(path)
+        return freed
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """While open, no `collect` runs in any process: blobs put inside live on to their manifest."""
+        with self._locked(fcntl.LOCK_SH):
+            self._holds += 1
+            try:
+                yield
+            finally:
+                self._holds -= 1
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        # each use opens the file anew: a flock belongs to the open file, so threads exclude one another too
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, how)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _manifest_path(self, version: VersionId) -> Path:
+        return self._manifests / f"{int(version.epoch)}.{int(version.number)}.json"
+
+
+def _decoded(signed: SignedManifest) -> VersionManifest:
+    """The manifest inside, signature unchecked: the store holds no key and only needs to know the blobs."""
+    try:
+        return msgspec.json.decode(signed.manifest, type=VersionManifest)
+    except msgspec.MsgspecError as error:
+        raise BadManifest(f"manifest: {error}") from None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _written(folder: Path, raw: memoryview) -> Path:
+    """A new fsynced, read-only file in `folder`. On any error it is removed before the error goes on."""
+    path = folder / f"{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+    try:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            done = 0
+            while done < len(raw):  # an unbuffered write may take only a part
+                done += file.write(raw[done:])
+            os.fsync(descriptor)
+    except BaseException:
+        path.unlink()
+        raise
+    return path
+
+
+def _removed(path: Path) -> int:
+    """Unlink `path` and return the bytes that it held. A reader that has it mapped keeps what it sees."""
+    size = path.stat().st_size
+    path.unlink()
+    return size
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
