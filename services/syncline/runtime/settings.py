@@ -1,0 +1,87 @@
+"""Settings: the environment of a process, read once at its start and by nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+DEFAULT_REDIS = "redis://127.0.0.1:6379/0"
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where things are. `job`, `worker`, `port`, `otlp` are None when the environment does not name them."""
+
+    redis_url: str = DEFAULT_REDIS
+    runs: Path
+    models: Path
+    job: str | None = None
+    worker: str | None = None
+    port: int | None = None
+    otlp: str | None = None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Settings:
+        """Settings from `environ` (normally `os.environ`). Paths are made absolute; an empty value counts as unset.
+
+        Raises `ValueError` naming the variable for a value that cannot be right.
+        """
+        given = {name: value for name, value in environ.items() if value != ""}
+        return cls(
+            redis_url=_redis_url(given.get("SYNCLINE_REDIS_URL", DEFAULT_REDIS)),
+            runs=Path(given.get("SYNCLINE_RUNS", "runs")).absolute(),
+            models=Path(given.get("SYNCLINE_MODELS", "examples/models")).absolute(),
+            job=given.get("SYNCLINE_JOB"),
+            worker=given.get("SYNCLINE_WORKER"),
+            port=_port(given.get("SYNCLINE_PORT")),
+            otlp=_http_url(given.get("OTEL_EXPORTER_OTLP_ENDPOINT")),
+        )
+
+    def environ(self) -> dict[str, str]:
+        """The variables that make a child process read these same settings."""
+        named = {
+            "SYNCLINE_REDIS_URL": self.redis_url,
+            "SYNCLINE_RUNS": str(self.runs),
+            "SYNCLINE_MODELS": str(self.models),
+            "SYNCLINE_JOB": self.job,
+            "SYNCLINE_WORKER": self.worker,
+            "SYNCLINE_PORT": None if self.port is None else str(self.port),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def job_dir(self, job: str) -> Path:
+        """The folder of `job` under the run root. Raises `ValueError` for a name that is not a job id."""
+        if not job.isalnum() or not job.isascii():
+            raise ValueError(f"job id {job!r} is not of the form j0123456789")
+        return self.runs / job
+
+    @property
+    def traces(self) -> Path:
+        """The span store that all processes of this run root share."""
+        return self.runs / "traces.sqlite"
+
+
+def _redis_url(text: str) -> str:
+    if urlsplit(text).scheme not in _SCHEMES:
+        raise ValueError(
+            f"SYNCLINE_REDIS_URL {text!r} must begin with one of {', '.join(s + '://' for s in _SCHEMES)}"
+        )
+    return text
+
+
+def _http_url(text: str | None) -> str | None:
+    if text is not None and urlsplit(text).scheme not in ("http", "https"):
+        raise ValueError(f"OTEL_EXPORTER_OTLP_ENDPOINT {text!r} must begin with http:// or https://")
+    return text
+
+
+def _port(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) > 65535:
+        raise ValueError(f"SYNCLINE_PORT {text!r} must be a port number from 0 (any) to 65535")
+    return int(text)
