@@ -13,7 +13,7 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where things are. `job`, `worker`, `port`, `otlp` are None when the environment does not name them."""
+    """Where things are. A field that may be None is None when the environment does not name it."""
 
     redis_url: str = DEFAULT_REDIS
     runs: Path
@@ -22,13 +22,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None = None
     port: int | None = None
     otlp: str | None = None
+    host: str = "127.0.0.1"  # where the gateway listens
+    token: str | None = None  # bearer token of the gateway; not handed on by `environ()`
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
-        """Settings from `environ` (normally `os.environ`). Paths are made absolute; an empty value counts as unset.
+        """Settings from `environ` (normally `os.environ`). Paths are made absolute.
 
+        An empty value counts as unset, but for the token: who sets one means to have one.
         Raises `ValueError` naming the variable for a value that cannot be right.
         """
+        if environ.get("SYNCLINE_TOKEN") == "":
+            raise ValueError("SYNCLINE_TOKEN is empty: give a token, or unset it to serve this machine alone")
         given = {name: value for name, value in environ.items() if value != ""}
         return cls(
             redis_url=_redis_url(given.get("SYNCLINE_REDIS_URL", DEFAULT_REDIS)),
@@ -38,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             worker=given.get("SYNCLINE_WORKER"),
             port=_port(given.get("SYNCLINE_PORT")),
             otlp=_http_url(given.get("OTEL_EXPORTER_OTLP_ENDPOINT")),
+            host=given.get("SYNCLINE_HOST", "127.0.0.1"),
+            token=given.get("SYNCLINE_TOKEN"),
         )
 
     def environ(self) -> dict[str, str]:
@@ -49,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "SYNCLINE_JOB": self.job,
             "SYNCLINE_WORKER": self.worker,
             "SYNCLINE_PORT": None if self.port is None else str(self.port),
+            "SYNCLINE_HOST": self.host,
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp,
         }
         return {name: value for name, value in named.items() if value is not None}
