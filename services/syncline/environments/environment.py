@@ -1,0 +1,104 @@
+"""The environment protocol, in one file: prompts by index, scores by index and text.
+
+Rollout workers make prompts with it and errands score with it; the two meet only in the index. So everything
+here is deterministic by `(task, seed, index)`. A finite environment is read again from its start when it is
+used up: index `i` is item `i % size` of epoch `i // size`, in the same order each time. `size` None: endless.
+
+Single-turn environments take `reset` and `step` from `SingleTurn`; a multi-turn one writes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from syncline.contract.job import Problem, RewardSpec, TaskSpec
+from syncline.environments import characters, jsonl, options, reasoning_gym
+from syncline.environments.turns import Message, Prompt, Step, Turn
+
+__all__ = ["Environment", "Message", "Prompt", "Step", "Turn", "load", "validate"]
+
+
+class Environment(Protocol):
+    """Prompts and their judge. Implementations are stateless between calls and cheap to fork."""
+
+    @property
+    def name(self) -> str:
+        """What it is, with the version of its rules: "characters/1". Recorded as the judge of each reward."""
+        ...
+
+    @property
+    def size(self) -> int | None:
+        """Distinct items; None: endless."""
+        ...
+
+    def prompt(self, index: int) -> Prompt:
+        """The prompt at `index` >= 0. Raises `ValueError` for a negative index."""
+        ...
+
+    def score(self, index: int, text: str) -> float | None:
+        """Reward of the response `text` to the prompt at `index`; None: cannot tell (never 0 in its place).
+
+        text  the sampled tokens decoded without special tokens, over all turns
+        """
+        ...
+
+    def reset(self, index: int) -> Prompt:
+        """First observation of an episode at `index`. A single-turn environment answers its prompt."""
+        ...
+
+    def step(self, index: int, turns: Sequence[Turn]) -> Step:
+        """What follows the policy's latest turn.
+
+        turns  all turns of the episode so far, the latest last, each with its tool calls. The whole history
+               is handed in, so that an episode survives the death of the process that held it. A single-turn
+               environment answers done with nothing observed.
+        """
+        ...
+
+
+def load(task: TaskSpec, seed: int, data: Path | None = None) -> Environment:
+    """The environment that `task` names.
+
+    seed   `seeds.data` of the job
+    data   root of data files; None: the installation's (`SYNCLINE_DATA`, default `examples/data`)
+
+    Raises `ValueError` naming the option, or the file and line, that is wrong.
+    """
+    found = _check(task)
+    if found:
+        raise ValueError(
+            "; ".join(f"{p.path}: {p.message}" + (f" ({p.hint})" if p.hint else "") for p in found)
+        )
+    match task.environment:
+        case "characters":
+            return characters.Characters(options.read(characters.Options, task.options), seed)
+        case "reasoning_gym":
+            return reasoning_gym.ReasoningGym(task.options, seed)
+        case "jsonl":
+            return jsonl.JsonLines(options.read(jsonl.Options, task.options), data)
+
+
+def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:
+    """What is wrong with a task and its reward, without loading either. Pure and quick; empty: nothing."""
+    found = _check(task)
+    if reward.source == "environment" and reward.memory_mb < 128 and task.environment == "reasoning_gym":
+        found.append(
+            Problem(
+                path="reward.memory_mb",
+                message=f"{reward.memory_mb} MB is too little for a reasoning_gym scorer",
+                hint="use at least 128",
+            )
+        )
+    return found
+
+
+def _check(task: TaskSpec) -> list[Problem]:
+    match task.environment:
+        case "characters":
+            return options.check(characters.Options, task.options, characters.problems)
+        case "reasoning_gym":
+            return reasoning_gym.check(task.options)
+        case "jsonl":
+            return options.check(jsonl.Options, task.options, jsonl.problems)
