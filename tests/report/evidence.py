@@ -47,7 +47,10 @@ def metrics(update: int, *, epoch: int = 0, reward: float | None = 0.5, lag: int
 
 
 def phase(
-    seq: int, mode: Literal["colocated", "disjoint"], name: Literal["sample", "train", "sync", "flow", "done"], update: int
+    seq: int,
+    mode: Literal["colocated", "disjoint"],
+    name: Literal["sample", "train", "sync", "flow", "done"],
+    update: int,
 ) -> Phase:
     return Phase(
         seq=seq,
@@ -96,7 +99,10 @@ def evidence(updates: int = 20, seed: int = 0) -> Evidence:
     rng = random.Random(seed)
     third = updates // 3
     each = GROUPS * SIZE
-    ids = [[f"jtest-{(u - 1) * GROUPS + k // SIZE}-{k % SIZE}" for k in range(each)] for u in range(1, updates + 1)]
+    ids = [
+        [f"jtest-{(u - 1) * GROUPS + k // SIZE}-{k % SIZE}" for k in range(each)]
+        for u in range(1, updates + 1)
+    ]
     lengths = [[rng.randint(4, 16) for _ in row] for row in ids]
     phases = [phase(1, "colocated", "sample", 0)]
     for u in range(1, updates + 1):

@@ -11,7 +11,8 @@ import jinja2
 from syncline.contract.events import Phase, UpdateMetrics
 from syncline.contract.version_path import VersionRecord
 from syncline.gateway import report_charts as charts
-from syncline.gateway.summary import Evidence, Summary, last_of_each_update, summarise
+from syncline.gateway.evidence import Evidence
+from syncline.gateway.summary import Summary, last_of_each_update, summarise
 
 SHOWN_VERSION_ROWS = 12
 
@@ -32,18 +33,24 @@ def render(evidence: Evidence) -> str:
     """The report as HTML that asks the network for nothing."""
     metrics = last_of_each_update(evidence.metrics)
     start, end = extent(evidence)
-    return templates().get_template("report.html.j2").render(
-        e=evidence,
-        s=summarise(evidence),
-        facts=facts(evidence, summarise(evidence)),
-        number=charts.number,
-        reward=reward_chart(metrics, evidence.phases),
-        lag=lag_chart(metrics, evidence.max_lag),
-        phases=phase_chart(evidence.phases, start, end),
-        phase_legend=charts.legend((name, f"phase-{name}") for name in sorted({p.phase for p in evidence.phases})),
-        versions=version_chart(evidence.versions, start, end),
-        gap=gap_chart(metrics),
-        ledger=ledger_chart(evidence, start),
+    return (
+        templates()
+        .get_template("report.html.j2")
+        .render(
+            e=evidence,
+            s=summarise(evidence),
+            facts=facts(evidence, summarise(evidence)),
+            number=charts.number,
+            reward=reward_chart(metrics, evidence.phases),
+            lag=lag_chart(metrics, evidence.max_lag),
+            phases=phase_chart(evidence.phases, start, end),
+            phase_legend=charts.legend(
+                (name, f"phase-{name}") for name in sorted({p.phase for p in evidence.phases})
+            ),
+            versions=version_chart(evidence.versions, start, end),
+            gap=gap_chart(metrics),
+            ledger=ledger_chart(evidence, start),
+        )
     )
 
 
@@ -53,7 +60,7 @@ def facts(evidence: Evidence, summary: Summary) -> list[tuple[str, str]]:
     def shown(value: float | None, unit: str = "") -> str:
         return "–" if value is None else f"{charts.number(value)}{unit}"
 
-    ledger, reward = summary.ledger, summary.reward
+    ledger, reward, seconds = summary.ledger, summary.reward, summary.seconds
     return [
         ("updates", str(summary.updates)),
         ("reward, first → last fifth", f"{shown(reward.first_fifth)} → {shown(reward.last_fifth)}"),
@@ -63,7 +70,10 @@ def facts(evidence: Evidence, summary: Summary) -> list[tuple[str, str]]:
         ("conservation violations", f"{summary.conservation_violations} of {len(evidence.samples)} samples"),
         ("versions active / minted", f"{summary.versions.active} / {summary.versions.minted}"),
         ("log-prob gap at lag 0", shown(summary.mismatch)),
-        ("set-up, training", f"{shown(summary.seconds.setup, ' s')}, {shown(summary.seconds.training, ' s')}"),
+        (
+            "set-up, training",
+            f"{shown(seconds.setup, ' s')}, {shown(seconds.training, ' s')}",
+        ),
     ]
 
 
@@ -140,7 +150,8 @@ def phase_chart(phases: Sequence[Phase], start: float, end: float) -> str:
                 "trainer": (phase.trainer, f"{phase.trainer}"),
             }[of]
             title = f"{text}, {charts.number(until - phase.at)} s, after update {phase.update}"
-            drawn.append(charts.Bar(start=phase.at, end=until, style=style, title=title, text=text if of != "mode" else ""))
+            inside = text if of != "mode" else ""
+            drawn.append(charts.Bar(start=phase.at, end=until, style=style, title=title, text=inside))
         return charts.Row(label=label, bars=drawn)
 
     rows = [row(name, name) for name in ("mode", "phase", "rollout", "trainer")]
@@ -155,7 +166,7 @@ def version_chart(versions: Sequence[VersionRecord], start: float, end: float) -
             start=v.minted,
             end=v.active or v.retired or v.published or v.minted,
             style="phase-sync" if v.active else "awake-none",
-            title=f"version {v.version}: minted to {v.state}, {charts.number((v.active or v.minted) - v.minted)} s",
+            title=f"version {v.version}: {v.state}, {charts.number((v.active or v.minted) - v.minted)} s",
         )
         for v in ordered
         if v.minted is not None
@@ -168,9 +179,8 @@ def version_chart(versions: Sequence[VersionRecord], start: float, end: float) -
 
 def _served(ordered: Sequence[VersionRecord], worker: str, end: float) -> list[charts.Bar]:
     """The stretches in which `worker` served each version."""
-    begun = sorted(
-        (path.active, v) for v in ordered if (path := v.workers.get(worker)) is not None and path.active is not None
-    )
+    paths = [(v.workers[worker].active, v) for v in ordered if worker in v.workers]
+    begun = [(at, v) for at, v in paths if at is not None]
     untils = [at for at, _ in begun[1:]] + [end]
     return [
         charts.Bar(
@@ -186,15 +196,13 @@ def _served(ordered: Sequence[VersionRecord], worker: str, end: float) -> list[c
 
 def gap_chart(metrics: Sequence[UpdateMetrics]) -> str:
     """|trainer - rollout| log-prob by update: over all tokens, and over tokens of lag 0 alone."""
-    return charts.curves(
-        "Log-prob gap by update",
-        [
-            charts.Line(label="all tokens", style="b", points=[(m.update, m.gap_mean) for m in metrics]),
-            charts.Line(label="tokens of lag 0", style="c", points=[(m.update, m.same_version_gap) for m in metrics]),
-        ],
-        "update",
-        floor=0.0,
-    )
+    everywhere = [(float(m.update), m.gap_mean) for m in metrics]
+    fresh = [(float(m.update), m.same_version_gap) for m in metrics]
+    lines = [
+        charts.Line(label="all tokens", style="b", points=everywhere),
+        charts.Line(label="tokens of lag 0", style="c", points=fresh),
+    ]
+    return charts.curves("Log-prob gap by update", lines, "update", floor=0.0)
 
 
 def ledger_chart(evidence: Evidence, start: float) -> str:

@@ -1,7 +1,7 @@
 """Charts of the report as inline SVG. Pure; every text that goes in is escaped here.
 
-A chart has a fixed `viewBox` and scales with the page. Colours are CSS classes of `templates/report.html.j2`, so that
-light and dark pages share one drawing. `<title>` elements give names and values to pointers and screen readers.
+A chart has a fixed `viewBox` and scales with the page. Colours are CSS classes of `templates/style.css`, so
+that light and dark pages share one drawing. `<title>` elements give values to pointers and screen readers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def curves(
         return _nothing(title)
     xs = [x for x, _ in points] + [edge for band in bands for edge in (band.start, band.end)]
     ys = [y for _, y in points] + [y for y in (floor, ceiling) if y is not None]
-    x_axis, y_axis = _Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT), _Axis(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
+    x_axis = _Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    y_axis = _Axis(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
     parts = [_band(band, x_axis) for band in bands]
     parts += _grid(x_axis, y_axis, x_name)
     parts += [_curve(line, x_axis, y_axis) for line in lines]
@@ -79,22 +80,21 @@ def bars(title: str, counts: Sequence[tuple[str, float]], x_name: str, marked: s
     step = (WIDTH - LEFT - RIGHT) / len(counts)
     parts = [_y_ticks(y_axis)]
     for i, (label, value) in enumerate(counts):
-        x, y = LEFT + (i + 0.15) * step, y_axis.at(value)
-        parts.append(
-            f'<rect class="fill-a" x="{x:.1f}" y="{y:.1f}" width="{step * 0.7:.1f}" height="{HEIGHT - BOTTOM - y:.1f}">'
-            f"<title>{escape(label)}: {number(value)}</title></rect>"
-        )
+        x, y, title = LEFT + (i + 0.15) * step, y_axis.at(value), f"{label}: {number(value)}"
+        parts.append(_rect("fill-a", x, y, step * 0.7, HEIGHT - BOTTOM - y, title))
         parts.append(_text(LEFT + (i + 0.5) * step, HEIGHT - BOTTOM + 14, label, "middle"))
         if label == marked:
             edge = LEFT + (i + 1) * step
-            parts.append(f'<line class="bound" x1="{edge:.1f}" x2="{edge:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+            parts.append(
+                f'<line class="bound" x1="{edge:.1f}" x2="{edge:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+            )
             parts.append(_text(edge - 4, TOP + 10, "bound", "end"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_name, "middle"))
     return _svg(title, parts)
 
 
 def timeline(title: str, rows: Sequence[Row], start: float, end: float) -> str:
-    """Rows of bars over the seconds from `start` to `end` (unix seconds); the axis shows seconds since `start`."""
+    """Rows of bars from `start` to `end` (unix seconds); the axis shows seconds since `start`."""
     if not any(row.bars for row in rows) or end <= start:
         return _nothing(title)
     tall, left = 22, 96
@@ -157,6 +157,11 @@ def _nothing(title: str) -> str:
     return f'<p class="none" role="img" aria-label="{escape(title)}: no data">No data yet.</p>'
 
 
+def _rect(style: str, x: float, y: float, wide: float, tall: float, title: str) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}"'
+    return f'<rect class="{style}" {place}><title>{escape(title)}</title></rect>'
+
+
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
@@ -178,10 +183,7 @@ def _y_ticks(axis: _Axis) -> str:
 
 def _band(band: Band, axis: _Axis) -> str:
     x, end = axis.at(band.start), axis.at(band.end)
-    return (
-        f'<rect class="{band.style}" x="{x:.1f}" y="{TOP}" width="{max(end - x, 0):.1f}" height="{HEIGHT - TOP - BOTTOM}">'
-        f"<title>{escape(band.title)}</title></rect>"
-    )
+    return _rect(band.style, x, TOP, max(end - x, 0), HEIGHT - TOP - BOTTOM, band.title)
 
 
 def _curve(line: Line, x_axis: _Axis, y_axis: _Axis) -> str:
@@ -205,10 +207,7 @@ def _curve(line: Line, x_axis: _Axis, y_axis: _Axis) -> str:
 def _bar(bar: Bar, axis: _Axis, origin: float, y: float, tall: float) -> str:
     x, end = axis.at(bar.start - origin), axis.at(bar.end - origin)
     wide = max(end - x, 0.6)
-    drawn = (
-        f'<rect class="{bar.style}" x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{tall}">'
-        f"<title>{escape(bar.title)}</title></rect>"
-    )
+    drawn = _rect(bar.style, x, y, wide, tall, bar.title)
     if bar.text and wide > 7 * len(bar.text) + 4:
         drawn += f'<text class="in" x="{x + 4:.1f}" y="{y + tall * 0.72:.1f}">{escape(bar.text)}</text>'
     return drawn

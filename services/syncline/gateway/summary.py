@@ -1,8 +1,8 @@
 """`summary.json` of a job, assembled from what the job left behind. Pure: no I/O, no clock.
 
-`Evidence` is the whole input; `reporter.py` gathers it from Redis and the run folder and keeps it there, so that the
-same summary can be made again after Redis is gone. Nothing here trusts a total when it can count: `repeated` and
-`lost` come from the segments, the conservation law is added up again for each sample.
+`Evidence` is the whole input; `reporter.py` gathers it from Redis and the run folder and keeps it there, so
+that the same summary can be made again after Redis is gone. Nothing here trusts a total when it can count:
+`repeated` and `lost` come from the segments, the conservation law is added up again for each sample.
 """
 
 from __future__ import annotations
@@ -10,79 +10,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import msgspec
 
 from syncline.contract.events import (
     TERMINAL_JOB_STATES,
     JobState,
-    LedgerSample,
     Mode,
     Phase,
     UpdateMetrics,
 )
-from syncline.contract.version_path import VersionRecord
-
-LedgerState = Literal["running", "buffered", "trained", "filtered", "failed", "expired"]
-STATES: tuple[LedgerState, ...] = ("running", "buffered", "trained", "filtered", "failed", "expired")
-OPEN_STATES = frozenset({"running", "buffered"})
-LEFT_OVER = frozenset({"job ended", "cancelled"})  # reasons of an expiry that is not the lag policy's
+from syncline.gateway.evidence import LEFT_OVER, OPEN_STATES, STATES, Evidence, SegmentFacts
 
 
-# ---- what goes in ---------------------------------------------------------------------------------------------
-class LedgerLine(msgspec.Struct, frozen=True, array_like=True):
-    """One trajectory of the ledger. `tokens`: sampled tokens, None when it was never published."""
-
-    trajectory: str
-    state: LedgerState
-    reason: str = ""
-    tokens: int | None = None
-
-
-class SegmentFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one update consumed, read from its segment file."""
-
-    update: int
-    trajectories: tuple[str, ...]
-    tokens: tuple[int, ...]  # sampled tokens of each, same order
-    spans: int = 0  # version spans in all of them
-
-
-class SampleText(msgspec.Struct, frozen=True, kw_only=True):
-    """One trained trajectory as text, for people."""
-
-    update: int
-    trajectory: str
-    prompt: str  # "" when the record holds no text of the prompt
-    text: str
-    reward: float | None
-
-
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a report is made from. Times are wall-clock unix seconds; None: has not happened."""
-
-    job: str
-    name: str
-    spec_hash: str
-    state: JobState
-    reason: str
-    created: float | None
-    started: float | None
-    ended: float | None
-    max_lag: int
-    lag_policy: str
-    metrics: tuple[UpdateMetrics, ...]
-    samples: tuple[LedgerSample, ...]
-    phases: tuple[Phase, ...]
-    versions: tuple[VersionRecord, ...]
-    counts: dict[str, int]
-    ledger: tuple[LedgerLine, ...]
-    segments: tuple[SegmentFacts, ...]
-    texts: tuple[SampleText, ...] = ()
-
-
-# ---- what comes out -------------------------------------------------------------------------------------------
 class RewardSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over groups of the group's mean reward. None: nothing was scored there."""
 
@@ -139,7 +79,7 @@ class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LagPolicySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeping the bound cost. `length_bias` is trained over published mean length, minus 1 (0: no bias)."""
+    """What keeping the bound cost. `length_bias`: trained over published mean length, less 1 (0: none)."""
 
     name: str
     waited_seconds: float  # the trainer's waits for its batches, added up
@@ -150,7 +90,7 @@ class LagPolicySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """`summary.json`. `mismatch`: mean |trainer - rollout| log-prob over tokens of lag 0; None: there were none."""
+    """`summary.json`. `mismatch`: mean |trainer - rollout| log-prob over tokens of lag 0; None: none seen."""
 
     state: JobState
     updates: int
@@ -194,7 +134,7 @@ def summarise(evidence: Evidence) -> Summary:
 
 
 def last_of_each_update(metrics: Iterable[UpdateMetrics]) -> list[UpdateMetrics]:
-    """One entry per update, in order: a resumed trainer repeats updates, and the highest epoch is what counted."""
+    """One entry per update, in order: a resumed trainer repeats updates, and the highest epoch counts."""
     last: dict[int, UpdateMetrics] = {}
     for m in metrics:
         if m.update not in last or m.epoch >= last[m.update].epoch:
@@ -234,7 +174,8 @@ def lost(evidence: Evidence) -> list[str]:
     gone = [
         entry.trajectory
         for entry in evidence.ledger
-        if (over and entry.state in OPEN_STATES) or (entry.state == "trained" and entry.trajectory not in consumed)
+        if (over and entry.state in OPEN_STATES)
+        or (entry.state == "trained" and entry.trajectory not in consumed)
     ]
     unknown = evidence.counts.get("submitted", 0) - len(evidence.ledger) if over else 0
     return gone + ["?"] * max(0, unknown)
@@ -296,7 +237,9 @@ def _seconds(evidence: Evidence) -> SecondsSummary:
     )
 
 
-def _lag_policy(evidence: Evidence, metrics: Sequence[UpdateMetrics], trained: Sequence[int]) -> LagPolicySummary:
+def _lag_policy(
+    evidence: Evidence, metrics: Sequence[UpdateMetrics], trained: Sequence[int]
+) -> LagPolicySummary:
     chosen = [e for e in evidence.ledger if e.tokens is not None and e.reason not in LEFT_OVER]
     published = [e.tokens for e in chosen if e.tokens is not None]
     expired = [e.tokens for e in chosen if e.tokens is not None and e.state == "expired"]
@@ -307,5 +250,11 @@ def _lag_policy(evidence: Evidence, metrics: Sequence[UpdateMetrics], trained: S
         expired_groups=sum(m.expired for m in metrics),
         masked_tokens=sum(m.masked_tokens for m in metrics),
         response_tokens=lengths,
-        length_bias=lengths.trained / lengths.published - 1 if lengths.trained and lengths.published else None,
+        length_bias=lengths.trained / lengths.published - 1
+        if lengths.trained and lengths.published
+        else None,
     )
+
+
+def _over(part: float | None, whole: float | None) -> float | None:
+    return part / whole - 1 if part is not None and whole else None
