@@ -35,6 +35,8 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     `gate` open: rollout may begin requests that it holds or takes from `work`. Shut: requests already begun go on
     to their end, none begins. `rollout` asleep is only ever ordered with nothing in flight.
     `trainer` awake is permission to claim and step; in `colocated` mode for one update per `train` phase.
+    Each order is acknowledged by every engine with its own `seq`, also when it changes nothing for that engine:
+    after a loss the scheduler orders the same again and trusts only acknowledgements of that newer order.
     """
 
     seq: int  # rises by one with each order of the job: the fencing token of the phase
@@ -81,6 +83,12 @@ class Woke(msgspec.Struct, frozen=True, tag="woke", forbid_unknown_fields=True, 
 
 class BatchReady(msgspec.Struct, frozen=True, tag="batch_ready", forbid_unknown_fields=True, kw_only=True):
     """Enough rewarded groups wait for one update. Stamped by the scheduler from the ledger."""
+
+    groups: int
+
+
+class BatchShort(msgspec.Struct, frozen=True, tag="batch_short", forbid_unknown_fields=True, kw_only=True):
+    """The trainer is awake, nothing is claimed and nothing can be. Stamped by the scheduler from the ledger."""
 
     groups: int
 
@@ -159,6 +167,7 @@ Event = (
     Slept
     | Woke
     | BatchReady
+    | BatchShort
     | Drained
     | Minted
     | Active

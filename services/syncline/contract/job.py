@@ -122,6 +122,9 @@ class ScheduleSpec(_Part):
     kv: Literal["recomputed", "carried"] = Field("recomputed", description="with in_place: what happens to the KV")
     carried_age: int = Field(1, ge=1, description="with kv carried: versions a KV entry may be behind")
     switches: tuple[SwitchPlan, ...] = ()
+    policy: Literal["fixed", "measured"] = Field(
+        "fixed", description="fixed: the mode changes by `switches` and by request; measured: also by phase times"
+    )
 
 
 class RolloutSpec(_Part):
@@ -237,6 +240,7 @@ def problems(spec: JobSpec) -> list[Problem]:
     if spec.sampling.record_mask:
         add("sampling.record_mask", "recording the sampling mask is not offered yet", "set it to false")
     ever_disjoint = spec.schedule.mode == "disjoint" or any(s.mode == "disjoint" for s in spec.schedule.switches)
+    ever_disjoint = ever_disjoint or spec.schedule.policy == "measured"
     if ever_disjoint and spec.schedule.max_lag < 1:
         add("schedule.max_lag", "0 leaves disjoint pools nothing to overlap", "use at least 1, or stay colocated")
     if spec.sampling.min_tokens > spec.sampling.max_tokens:
