@@ -31,6 +31,8 @@ from syncline.contract.version_path import (
 )
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+Buffer = bytes | bytearray | memoryview
+
 _MAP_FROM = 65536  # bytes; smaller blobs are read, larger ones mapped
 
 
@@ -76,10 +78,15 @@ class BlobStore:
         """Whether a blob of that name is there (its bytes are checked by `read`)."""
         return self.path(digest).is_file()
 
-    def put(self, data: bytes | bytearray | memoryview) -> str:
-        """Store C-contiguous `data`, return its digest. Equal bytes are stored once; damage is healed.
+    def put(self, data: Buffer) -> str:
+        """`add` without the news: the digest of `data`, which is in the store afterwards."""
+        return self.add(data)[0]
 
-        Raises `OSError` (disk full, no permission); then nothing of the blob is left behind.
+    def add(self, data: Buffer) -> tuple[str, bool]:
+        """Store C-contiguous `data`: its digest, and whether the store did not hold it before.
+
+        Equal bytes are stored once; a damaged copy is replaced. Raises `OSError` (disk full, no permission);
+        then nothing of the blob is left behind.
         """
         view = memoryview(data)
         raw = (
@@ -88,9 +95,10 @@ class BlobStore:
         digest = hashlib.sha256(raw).hexdigest()
         target = self.path(digest)
         with self._locked(fcntl.LOCK_SH):
-            if not (target.is_file() and _sha256(target) == digest):
+            new = not (target.is_file() and _sha256(target) == digest)
+            if new:
                 os.replace(_written(self._blobs, raw), target)
-        return digest
+        return digest, new
 
     def read(self, digest: str) -> memoryview:
         """The blob's bytes, checked against `digest`: a private view (writing to it changes no file).
@@ -218,15 +226,17 @@ def _written(folder: Path, raw: memoryview) -> Path:
     """A new fsynced, read-only file in `folder`. On any error it is removed before the error goes on."""
     path = folder / f"{secrets.token_hex(8)}.tmp"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+    whole = False
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             done = 0
             while done < len(raw):  # an unbuffered write may take only a part
                 done += file.write(raw[done:])
             os.fsync(descriptor)
-    except BaseException:
-        path.unlink()
-        raise
+        whole = True
+    finally:
+        if not whole:
+            path.unlink()
     return path
 
 

@@ -1,0 +1,130 @@
+"""A trainer's export on disk: files checked against the trainer's digests, tensors as raw views."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BITS = {
+    "F64": 64,
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "I64": 64,
+    "I32": 32,
+    "I16": 16,
+    "I8": 8,
+    "U8": 8,
+    "BOOL": 8,
+}
+
+
+class BadExport(ValueError):
+    """An export that is not what the trainer stamped, or is unreadable. Names file or tensor."""
+
+
+class RawTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of an export: `data` is uint8 [nbytes], little-endian, C order, a view of the file."""
+
+    name: str
+    dtype: str  # safetensors name
+    shape: tuple[int, ...]
+    data: Any  # Bytes
+
+
+class Export:
+    """The export in `folder`, whose `files` (name -> sha256 hex) were hashed by the trainer.
+
+    Each file is opened once, checked, and read through that one open file, so that bytes cannot be exchanged
+    between check and use by renaming another file over it. Raises `BadExport`.
+    """
+
+    def __init__(self, folder: Path, files: dict[str, str]) -> None:
+        self._maps: dict[str, mmap.mmap] = {}
+        self._descriptors: dict[str, int] = {}
+        present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if unstamped := sorted(name for name in present - files.keys() if name.endswith(".safetensors")):
+            raise BadExport(f"export {folder.name}: {unstamped[0]} is not among the stamped files")
+        with ExitStack() as unfinished:
+            unfinished.callback(self.close)
+            for name, digest in sorted(files.items()):
+                self._open(folder, name, digest)
+            unfinished.pop_all()
+
+    def _open(self, folder: Path, name: str, digest: str) -> None:
+        if not _FILE.fullmatch(name):
+            raise BadExport(f"export {folder.name}: {name!r} is not a plain file name")
+        try:
+            descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise BadExport(f"export {folder.name}: {name}: {error.strerror}") from None
+        self._descriptors[name] = descriptor
+        if os.fstat(descriptor).st_size == 0:
+            raise BadExport(f"export {folder.name}: {name} is empty")
+        view = self._maps[name] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        found = hashlib.sha256(view).hexdigest()
+        if found != digest:
+            raise BadExport(f"export {folder.name}: {name} has sha256 {found}, the trainer stamped {digest}")
+
+    def config(self) -> dict[str, Any]:
+        """`config.json`, parsed. Raises `BadExport` if it is absent or no JSON object."""
+        if "config.json" not in self._maps:
+            raise BadExport("export without config.json")
+        try:
+            return msgspec.json.decode(self._maps["config.json"], type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise BadExport(f"config.json: {error}") from None
+
+    def tensors(self) -> Iterator[RawTensor]:
+        """All tensors, file by file in the order of their bytes. A name that comes twice: `BadExport`."""
+        seen: dict[str, str] = {}
+        for file in sorted(name for name in self._maps if name.endswith(".safetensors")):
+            for tensor in self._tensors_of(file):
+                if tensor.name in seen:
+                    raise BadExport(f"tensor {tensor.name} is in {seen[tensor.name]} and in {file}")
+                seen[tensor.name] = file
+                yield tensor
+        if not seen:
+            raise BadExport("export without tensors")
+
+    def _tensors_of(self, file: str) -> Iterator[RawTensor]:
+        view = self._maps[file]
+        # the library checks the header (no holes, no overlap, sizes right), so offsets are sums of sizes
+        try:
+            with safe_open(f"/proc/self/fd/{self._descriptors[file]}", "np") as header:
+                parts = [
+                    (name, header.get_slice(name).get_dtype(), tuple(header.get_slice(name).get_shape()))
+                    for name in header.offset_keys()
+                ]
+        except SafetensorError as error:
+            raise BadExport(f"{file}: {error}") from None
+        offset = 8 + int.from_bytes(view[:8], "little")
+        for name, dtype, shape in parts:
+            if dtype not in _BITS:
+                raise BadExport(f"tensor {name} has dtype {dtype}; known are {', '.join(_BITS)}")
+            nbytes = int(np.prod(shape, dtype=np.int64)) * _BITS[dtype] // 8
+            data: Bytes = np.frombuffer(view, np.uint8, nbytes, offset)
+            yield RawTensor(name=name, dtype=dtype, shape=shape, data=data)
+            offset += nbytes
+        if offset != len(view):
+            raise BadExport(f"{file}: tensors end at byte {offset}, the file at {len(view)}")
+
+    def close(self) -> None:
+        """Give the files back. Views of tensors stay readable until they are dropped."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._maps.clear()
