@@ -7,7 +7,7 @@ from typing import Literal
 
 from syncline.contract.events import LedgerSample, Phase, UpdateMetrics
 from syncline.contract.version_path import VersionId, VersionRecord, WorkerPath
-from syncline.gateway.summary import Evidence, LedgerLine, SampleText, SegmentFacts
+from syncline.gateway.evidence import Evidence, LedgerLine, SampleText, SegmentFacts
 
 BEGAN = 1_000_000.0
 GROUPS, SIZE = 4, 2

@@ -73,19 +73,19 @@ class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
     Trajectories that were left over when the job ended count in none of them: no policy chose them.
     """
 
-    trained: float | None
-    published: float | None
-    expired: float | None
+    trained_mean: float | None
+    published_mean: float | None  # trained or not: what the policy chose from
+    dropped_mean: float | None  # published, then ended as expired
 
 
 class LagPolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     """What keeping the bound cost. `length_bias`: trained over published mean length, less 1 (0: none)."""
 
-    name: str
+    policy: str
     waited_seconds: float  # the trainer's waits for its batches, added up
     expired_groups: int
     masked_tokens: int
-    response_tokens: LengthSummary
+    length: LengthSummary
     length_bias: float | None
 
 
@@ -242,14 +242,16 @@ def _lag_policy(
 ) -> LagPolicySummary:
     chosen = [e for e in evidence.ledger if e.tokens is not None and e.reason not in LEFT_OVER]
     published = [e.tokens for e in chosen if e.tokens is not None]
-    expired = [e.tokens for e in chosen if e.tokens is not None and e.state == "expired"]
-    lengths = LengthSummary(trained=mean(trained), published=mean(published), expired=mean(expired))
+    dropped = [e.tokens for e in chosen if e.tokens is not None and e.state == "expired"]
+    lengths = LengthSummary(
+        trained_mean=mean(trained), published_mean=mean(published), dropped_mean=mean(dropped)
+    )
     return LagPolicySummary(
-        name=evidence.lag_policy,
+        policy=evidence.lag_policy,
         waited_seconds=math.fsum(m.waited for m in metrics),
         expired_groups=sum(m.expired for m in metrics),
         masked_tokens=sum(m.masked_tokens for m in metrics),
-        response_tokens=lengths,
+        length=lengths,
         length_bias=lengths.trained / lengths.published - 1
         if lengths.trained and lengths.published
         else None,

@@ -1,0 +1,67 @@
+# run | test | types | lint | bench | chaos. Every target sets itself up; a second run reuses the set-up.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := run
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SPEC ?= examples/quickstart.toml
+TORCH ?= torch==2.13.0
+# the CPU build is ten times smaller than the default one; on a GPU machine: make run TORCH_FROM=
+TORCH_FROM ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 2
+
+HOME ?= /tmp
+OMP_NUM_THREADS ?= 1
+export HOME OMP_NUM_THREADS
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: run test types lint bench chaos clean
+
+## train the quickstart to its end, with live progress and a report
+run: $(VENV)/.installed
+	$(BIN)/syncline run $(SPEC)
+
+## everything that must hold before a change goes in
+test: $(VENV)/.installed-dev lint types
+	$(BIN)/python -m pytest -q -p no:cacheprovider
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy services rollout_svc trainer_svc sync_svc scheduler tests
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+## the loop's own figures as JSON on stdout
+bench: $(VENV)/.installed
+	$(BIN)/python -m bench
+
+## kill each service in turn while a job runs
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q tests/loop -k may_die
+
+clean:
+	rm -rf $(VENV) runs
+
+# ---- set-up: done once, again only when pyproject.toml changes -------------------------------------------------
+$(VENV)/.installed: pyproject.toml
+	@echo "set-up 1/3: virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); echo "python3 needs its venv module (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@$(BIN)/python -c 'import sys; assert sys.version_info >= (3, 11), sys.version' || { \
+	  echo "Python 3.11 or newer is needed: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "set-up 2/3: $(TORCH)"
+	@$(BIN)/python -m pip install -q "$(TORCH)" $(TORCH_FROM)
+	@echo "set-up 3/3: syncline and what it stands on"
+	@$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "set-up of the tests"
+	@$(BIN)/python -m pip install -q -e ".[dev]"
+	@touch $@
