@@ -1,6 +1,6 @@
 """Writes the tiny models of this folder: config.json, tokenizer.json, tokenizer_config.json, one folder each.
 
-Run from anywhere: `python examples/models/make.py`. The files are committed; this script is where they come from.
+Run from anywhere: `python examples/models/make.py`. The files are committed; here is where they come from.
 Tokens are single characters: printable ASCII and newline, behind four special tokens.
 """
 

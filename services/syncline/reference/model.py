@@ -1,8 +1,8 @@
 """Loading a `transformers` causal LM and its tokenizer from the model root.
 
 Both reference engines call `load_model` with the job's `ModelSpec` and `seeds.model`, so both hold the same
-architecture; random weights depend on nothing but the seed. Compute is FP32 throughout: under the `bf16` recipe
-the values of the weights are BF16 (`round_to_bf16`), the arithmetic on them is wider.
+architecture; random weights depend on nothing but the seed. Compute is FP32 throughout: under the `bf16`
+recipe the values of the weights are BF16 (`round_to_bf16`), the arithmetic on them is wider.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelFolder(msgspec.Struct, frozen=True):
 
 
 class TextCodec:
-    """Text to ids and back with the folder's tokenizer. Text the tokenizer does not know is refused, never `<unk>`."""
+    """Text to ids and back with the folder's tokenizer. Unknown text is refused, never made `<unk>`."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -71,7 +71,7 @@ class TextCodec:
         self.unknown: int | None = self.tokenizer.unk_token_id
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, with whatever the tokenizer itself puts in front. Raises `ValueError` naming the text."""
+        """Ids of a prompt, with what the tokenizer puts in front. Raises `ValueError` naming the text."""
         ids: list[int] = self.tokenizer(text)["input_ids"]
         if not ids:
             raise ValueError(f"prompt {text[:60]!r} has no tokens")
@@ -93,8 +93,7 @@ class TextCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids without special tokens."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
@@ -138,7 +137,7 @@ def model_folder(models: Path, name: str) -> ModelFolder:
 def load_model(models: Path, spec: ModelSpec, seed: int) -> LoadedModel:
     """Build the model of `spec` with FP32 weights, random by `seed` or pretrained, and its tokenizer.
 
-    Raises `ValueError` naming the model and, for pretrained weights, the tensor that is missing or unexpected.
+    Raises `ValueError` naming the model and, for pretrained weights, the missing or unexpected tensor.
     """
     folder = model_folder(models, spec.name)
     model = _random(folder, seed) if spec.weights == "random" else _pretrained(folder)
@@ -157,7 +156,7 @@ def empty_model(folder: ModelFolder) -> PreTrainedModel:
     with no_init_weights():
         model = _build(folder)
     model.tie_weights()
-    return model.eval()
+    return _eval(model)
 
 
 def stop_ids(folder: ModelFolder) -> tuple[int, ...]:
@@ -173,7 +172,7 @@ def stop_ids(folder: ModelFolder) -> tuple[int, ...]:
 
 def _build(folder: ModelFolder) -> PreTrainedModel:
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             folder.config, dtype=torch.float32, trust_remote_code=False
         )
     except (ValueError, KeyError) as error:
@@ -185,12 +184,12 @@ def _build(folder: ModelFolder) -> PreTrainedModel:
 
 def _random(folder: ModelFolder, seed: int) -> PreTrainedModel:
     with _seeded(seed):
-        return _build(folder).eval()
+        return _eval(_build(folder))
 
 
 def _pretrained(folder: ModelFolder) -> PreTrainedModel:
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
             folder.path,
             dtype=torch.float32,
             local_files_only=True,
@@ -200,15 +199,20 @@ def _pretrained(folder: ModelFolder) -> PreTrainedModel:
         )
     except (OSError, RuntimeError) as error:
         raise ValueError(f"model {folder.path.name!r}: weights: {error}") from error
+    model, info = loaded
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[what]:
             raise ValueError(
                 f"model {folder.path.name!r}: {what.replace('_', ' ')}: {sorted(map(str, info[what]))[0]}"
             )
     # so that names on export do not depend on which names this very checkpoint used
-    model._weight_conversions = None
-    loaded: PreTrainedModel = model.eval()
-    return loaded
+    model._weight_conversions = None  # type: ignore[assignment]
+    return _eval(model)
+
+
+def _eval(model: PreTrainedModel) -> PreTrainedModel:
+    model.train(False)
+    return model
 
 
 @contextmanager

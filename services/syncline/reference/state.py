@@ -1,9 +1,9 @@
 """A model's tensors under their Hugging Face checkpoint names, as views into the live parameters.
 
-`transformers` keeps some tensors in another form in memory than in a checkpoint (all experts of a layer in one
-tensor, three convolutions in one, ...) and converts on save and on load. Here that conversion is learned once per
-architecture by sending element numbers through the library's own save path: each checkpoint tensor then turns out
-to be a strided window of one tensor in memory, which can be read (export) and written (load) in place.
+`transformers` keeps some tensors in another form in memory than in a checkpoint (all experts of a layer in
+one tensor, three convolutions in one, ...) and converts on save and on load. Here that conversion is learned
+once per architecture by sending element numbers through the library's own save path: each checkpoint tensor
+then turns out to be a strided window of one tensor in memory, read (export) and written (load) in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Where a checkpoint tensor lies in the model's memory: `torch.as_strided(owner, shape, stride, offset)`."""
+    """Where a checkpoint tensor lies in memory: `torch.as_strided(owner, shape, stride, offset)`."""
 
     owner: str  # name in `model.state_dict()`
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class StatePlan(msgspec.Struct, frozen=True):
-    """All checkpoint tensors of one architecture. `ties`: (absent name, name of the tensor that it equals)."""
+    """All checkpoint tensors of one architecture. `ties`: (absent name, name of the tensor it equals)."""
 
     windows: dict[str, Window]  # by checkpoint name, sorted
     ties: tuple[tuple[str, str], ...]
@@ -70,7 +70,7 @@ def state_plan(model: PreTrainedModel) -> StatePlan:
 
 
 def _ties(model: PreTrainedModel, own: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name -> name of the tensor whose memory it shares, as this very model is tied (not as its config says)."""
+    """Name -> name of the tensor whose memory it shares, as this very model is tied."""
     declared: Mapping[str, str] = model.all_tied_weights_keys
     return {
         name: source
@@ -97,7 +97,7 @@ def _window(name: str, owner: str, index: Tensor, numel: int) -> Window:
 
 
 def _check_cover(windows: Mapping[str, Window], owners: Mapping[str, Tensor]) -> None:
-    """Every element of every tensor is named exactly once, so that a complete load leaves nothing of old weights."""
+    """Each element of each tensor has one name, so that a complete load leaves nothing of the old weights."""
     covered: dict[str, int] = {}
     for window in windows.values():
         count = 1
@@ -121,7 +121,7 @@ def named_windows(model: nn.Module, plan: StatePlan) -> dict[str, Tensor]:
 
 
 def export_state(model: PreTrainedModel, plan: StatePlan | None = None) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, contiguous tensor) in sorted order; tied names are left out, as `save_pretrained` does.
+    """(checkpoint name, contiguous tensor), sorted by name; tied names are left out.
 
     A tensor that is contiguous in memory is a live view: copy it before the model changes.
     """
@@ -132,8 +132,8 @@ def export_state(model: PreTrainedModel, plan: StatePlan | None = None) -> Itera
 def load_state(model: PreTrainedModel, tensors: Mapping[str, Tensor], plan: StatePlan | None = None) -> None:
     """Write all `tensors` (by checkpoint name, any float dtype) into `model`, or nothing.
 
-    Raises `ValueError` naming the tensor that is missing, unexpected, of another shape, or, where the model ties
-    two names and both are given, different from its twin.
+    Raises `ValueError` naming the tensor that is missing, unexpected, of another shape, or, where the model
+    ties two names and both are given, different from its twin.
     """
     plan = plan or state_plan(model)
     check_names(plan, {name: tuple(t.shape) for name, t in tensors.items()})
@@ -146,7 +146,7 @@ def load_state(model: PreTrainedModel, tensors: Mapping[str, Tensor], plan: Stat
 
 
 def check_names(plan: StatePlan, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise `ValueError` naming the first missing, unexpected or misshapen tensor. Tied names may be given or not."""
+    """Raise `ValueError` naming a missing, unexpected or misshapen tensor. Tied names may be left out."""
     tied = {absent: plan.windows[source].shape for absent, source in plan.ties}
     for name, window in plan.windows.items():
         if name not in shapes:
