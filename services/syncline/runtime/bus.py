@@ -1,8 +1,8 @@
 """The bus: Redis streams, keys and scripts, with reconnection. The only importer of redis.
 
 Commands go out raw under RESP2 and replies are shaped here, so what a caller gets does not change with the
-client library's version. A command whose connection breaks is sent again until the deadline: a plain write may
-therefore happen twice (at least once); scripts of the ledger are idempotent for that reason.
+client library's version. A command whose connection breaks is sent again until the deadline: a plain write
+may therefore happen twice (at least once); scripts of the ledger are idempotent for that reason.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Bus:
 
     # ---- commands ------------------------------------------------------------------------------------------
     def _exchange(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
-        """Send commands in one write, read all replies; an error reply stands in its place as an exception."""
+        """Send commands in one write, read all replies; an error reply stands in its place as exception."""
         connection = self._pool.get_connection()
         try:
             packed = connection.pack_commands(commands)  # type: ignore[no-untyped-call]

@@ -1,0 +1,253 @@
+"""The frame of every process: settings, bus, tracing, health, heartbeat, signals, and failing fast.
+
+The only place with a catch-all. A process either does its work or is dead: an exception in the main function
+or in any thread started through the context ends it with exit code 1, and a launcher starts another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from syncline.contract.events import Event, Failed, Heartbeat
+from syncline.contract.streams import EVENTS, HEARTBEAT
+from syncline.runtime import tracing
+from syncline.runtime.bus import Bus, BusDown, UnsafeServer, pack
+from syncline.runtime.lease import Lease, LeaseLost, LeaseNotGiven
+from syncline.runtime.settings import Settings
+
+BEAT = 1.0  # seconds between heartbeats
+GONE = 5.0  # seconds after the last beat at which a process counts as gone
+LEAVING = 5.0  # seconds that a process which ends may spend on a Redis that does not answer
+
+
+class ServiceContext:
+    """What a service's main function gets.
+
+    `name` is the worker's name for a rollout worker and the service's name otherwise; `incarnation` is random
+    for each process start.
+    """
+
+    def __init__(self, service: str, settings: Settings, bus: Bus) -> None:
+        self.service = service
+        self.settings = settings
+        self.bus = bus
+        self.name = settings.worker or service
+        self.incarnation = secrets.token_hex(6)
+        self.stopping = threading.Event()
+        self.port: int | None = None
+        self.log = logging.getLogger(f"syncline.{service}")
+        self._ready, self._why = False, "starting"
+        self._ended = threading.Event()  # main has returned: beats and renewals may stop
+        self._leases: list[Lease] = []
+
+    @property
+    def job(self) -> str:
+        """The job that this process works for. Raises `ValueError` if the environment names none."""
+        if self.settings.job is None:
+            raise ValueError(f"SYNCLINE_JOB is not set: {self.service} works for one job")
+        return self.settings.job
+
+    def stop_requested(self) -> bool:
+        """Whether the process was told to stop. Finish or hand back what runs, then return from main."""
+        return self.stopping.is_set()
+
+    def ready(self, ready: bool, why: str = "") -> None:
+        """Say whether this process can do its work; `why` is needed when it cannot."""
+        if not ready and not why:
+            raise ValueError("not ready without a reason")
+        self._ready, self._why = ready, "" if ready else why
+
+    def emit(self, event: Event) -> str:
+        """Append to the job's events; returns the entry's id."""
+        return self.bus.append(EVENTS.at(self.job), event)
+
+    def thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        """Start a daemon thread whose failure ends the process."""
+        thread = threading.Thread(target=self._guarded, args=(name, target), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def lease(self, name: str) -> Lease:
+        """Become the only writer `name` (such as "trainer"); waits for the last one's lease to run out.
+
+        Losing the lease ends the process at once.
+        """
+        lock = Lease(self.bus, f"{self.settings.job}/{name}" if self.settings.job else name, self.incarnation)
+        lock.acquire(self.stopping)
+        self._leases.append(lock)
+        self.thread(f"lease-{name}", lambda: lock.renew_until(self._ended))
+        return lock
+
+    def heartbeat(self) -> Heartbeat:
+        """This process as others see it."""
+        return Heartbeat(
+            service=self.service,
+            name=self.name,
+            incarnation=self.incarnation,
+            pid=os.getpid(),
+            port=self.port,
+            ready=self._ready,
+            why=self._why,
+            at=time.time(),
+        )
+
+    @property
+    def heartbeat_key(self) -> str:
+        """Where this process's heartbeat lies."""
+        who = f"{self.service}/{self.name}"
+        return HEARTBEAT.at(f"{self.settings.job}/{who}" if self.settings.job else who)
+
+    def _guarded(self, name: str, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except Exception as error:  # noqa: BLE001 - the frame
+            fail(self, f"thread {name}: {_story(error)}", error)
+            os._exit(1)  # a dead thread kills its process; the main thread may be anywhere
+
+    def _beat(self) -> None:
+        while not self._ended.is_set():
+            self.bus.set(self.heartbeat_key, pack(self.heartbeat()), ttl=GONE)
+            self._ended.wait(BEAT)
+
+
+def run(service: str, main: Callable[[ServiceContext], None], own_port: bool = False) -> None:
+    """Run a service's main function in the frame, then exit: 0 after a return, 1 after any exception.
+
+    own_port   the service itself listens on the settings' port and says so in `context.port`; health then has
+               another one
+    """
+    sys.exit(_run(service, main, own_port))
+
+
+def _run(service: str, main: Callable[[ServiceContext], None], own_port: bool = False) -> int:
+    try:
+        settings = Settings.read(os.environ)
+        _log_to_stderr(service, settings)
+        bus = Bus(settings.redis_url)
+        bus.require_safe_server()
+    except (ValueError, BusDown, UnsafeServer) as error:
+        print(f"{service}: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
+        return 1
+    context = ServiceContext(service, settings, bus)
+    tracing.setup(service, context.name, settings.traces, settings.otlp)
+    _listen(context)
+    health = _serve_health(context, 0 if own_port else settings.port or 0)
+    context.thread("heartbeat", context._beat)
+    context.log.info("up: incarnation %s, pid %d, port %s", context.incarnation, os.getpid(), context.port)
+    try:
+        main(context)
+    except LeaseNotGiven as error:
+        context.log.info("%s", error)
+        return 0
+    except Exception as error:  # noqa: BLE001 - the frame
+        fail(context, _story(error), error)
+        return 1
+    else:
+        context.log.info("done")
+        return 0
+    finally:
+        _leave(context, health)
+
+
+def _listen(context: ServiceContext) -> None:
+    """SIGTERM and SIGINT set `stopping`, through a queue.
+
+    Setting an event inside a handler can deadlock with a main thread that was interrupted inside that event's
+    lock; `SimpleQueue.put` cannot.
+    """
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: signals.put(number))
+
+    def listen() -> None:
+        while True:
+            number = signals.get()
+            context.log.info("told to stop (%s)", signal.Signals(number).name)
+            context.stopping.set()
+
+    context.thread("signals", listen)
+
+
+def fail(context: ServiceContext, reason: str, error: Exception) -> None:
+    """Log the failure with its traceback, and tell the job's scheduler if it is the job's failure.
+
+    A lost lease or bus is this process's own end: another one goes on where it stood.
+    """
+    context.log.error("failed: %s", reason, exc_info=error)
+    if context.settings.job is None or isinstance(error, (BusDown, LeaseLost)):
+        return
+    context.bus.deadline = LEAVING
+    try:
+        context.emit(Failed(who=context.name, reason=reason))
+    except Exception as second:  # noqa: BLE001 - the frame
+        context.log.error("could not report the failure: %s", second)
+
+
+def _leave(context: ServiceContext, health: ThreadingHTTPServer) -> None:
+    context.stopping.set()
+    context._ended.set()
+    context.bus.deadline = LEAVING
+    try:
+        for lock in context._leases:
+            lock.release()
+        context.bus.delete(context.heartbeat_key)
+        tracing.shutdown()
+    except Exception as error:  # noqa: BLE001 - the frame
+        context.log.warning("while leaving: %s", error)
+    health.shutdown()
+    context.bus.close()
+
+
+def _story(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _log_to_stderr(service: str, settings: Settings) -> None:
+    who = "/".join(part for part in (settings.job, service, settings.worker) if part)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format=f"%(asctime)s {who} %(levelname)s %(message)s",
+        force=True,
+    )
+    for noisy in ("httpx", "httpcore", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _serve_health(context: ServiceContext, port: int) -> ThreadingHTTPServer:
+    """`/health`: 200 while the process lives. `/ready`: 200 when it can do its work, else 503 with why."""
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            beat = context.heartbeat()
+            if self.path not in ("/health", "/ready"):
+                self.send_error(404, "only /health and /ready are here")
+                return
+            good = self.path == "/health" or beat.ready
+            body = json.dumps(
+                {"service": beat.service, "name": beat.name, "ready": beat.ready, "why": beat.why}
+            ).encode()
+            self.send_response(200 if good else 503)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Probes come each second: they are no news."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Health)
+    server.daemon_threads = True
+    context.port = server.server_address[1]
+    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+    return server

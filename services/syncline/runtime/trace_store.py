@@ -1,0 +1,170 @@
+"""The local span store: one SQLite file per run root, written by all processes, read by CLI and gateway.
+
+Many processes append at once, so the file is in WAL mode and a writer waits for another one. The store knows
+rows and nothing of OpenTelemetry: `tracing.py` turns spans into `SpanRecord`s.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Attribute = str | int | float | bool | None | list[str | int | float | bool]
+
+BUSY_SECONDS = 20.0
+_SCHEMA = """
+create table if not exists spans (
+  trace_id   text not null,
+  span_id    text not null primary key,
+  parent_id  text,
+  name       text not null,
+  service    text not null,
+  instance   text not null,
+  start_ns   integer not null,
+  end_ns     integer not null,
+  attrs      text not null,
+  links      text not null,
+  job        text,
+  trajectory text,
+  version    text
+) without rowid;
+create index if not exists spans_trace on spans (trace_id, start_ns);
+create index if not exists spans_trajectory on spans (trajectory, start_ns) where trajectory is not null;
+create index if not exists spans_version on spans (job, version, start_ns) where version is not null;
+create index if not exists spans_job on spans (job, start_ns);
+"""
+
+
+class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished span. Times are wall-clock unix nanoseconds; `links` are W3C traceparents."""
+
+    trace_id: str  # 32 hex digits
+    span_id: str  # 16 hex digits
+    parent_id: str | None  # None: the root of its trace
+    name: str
+    service: str
+    instance: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Attribute]
+    links: tuple[str, ...] = ()
+
+    @property
+    def start(self) -> float:
+        """Wall-clock unix seconds."""
+        return self.start_ns / 1e9
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+class TraceStore:
+    """One process's connection to the store. The caller keeps it from forks and from two threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
+        self._db.execute("pragma journal_mode = wal")
+        self._db.execute("pragma synchronous = normal")
+        self._db.executescript(_SCHEMA)
+
+    def write(self, spans: Iterable[SpanRecord]) -> None:
+        """Append all of them or none; one that is there already stays as it is. Raises `sqlite3.Error`."""
+        rows = [_row(span) for span in spans]
+        self._db.execute("begin immediate")
+        try:
+            self._db.executemany(f"insert or ignore into spans values ({', '.join('?' * 13)})", rows)
+            self._db.execute("commit")
+        except sqlite3.Error:
+            self._db.execute("rollback")
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+
+def read_trace(store: Path, trace_id: str) -> list[SpanRecord]:
+    """All spans of one trace, earliest start first; empty if there are none or no store yet."""
+    return _select(store, "trace_id = ?", [trace_id])
+
+
+def spans_of(
+    store: Path,
+    *,
+    trajectory: str | None = None,
+    version: str | None = None,
+    job: str | None = None,
+    names: Sequence[str] = (),
+    limit: int = 100_000,
+) -> list[SpanRecord]:
+    """Spans with these attributes, earliest start first. `names`: only these hops; empty: all.
+
+    Raises `ValueError` if none of trajectory, version and job is given.
+    """
+    asked = {"trajectory": trajectory, "version": version, "job": job}
+    given = {column: value for column, value in asked.items() if value is not None}
+    if not given:
+        raise ValueError("spans_of needs a trajectory, a version or a job")
+    where = " and ".join(f"{column} = ?" for column in given)
+    if names:
+        where += f" and name in ({', '.join('?' * len(names))})"
+    return _select(store, where, [*given.values(), *names], limit)
+
+
+def _row(span: SpanRecord) -> tuple[Any, ...]:
+    named = (span.attributes.get(column) for column in ("job", "trajectory", "version"))
+    return (
+        span.trace_id,
+        span.span_id,
+        span.parent_id,
+        span.name,
+        span.service,
+        span.instance,
+        span.start_ns,
+        span.end_ns,
+        msgspec.json.encode(span.attributes).decode(),
+        msgspec.json.encode(span.links).decode(),
+        *(None if value is None else str(value) for value in named),
+    )
+
+
+def _select(store: Path, where: str, values: Sequence[str], limit: int = 100_000) -> list[SpanRecord]:
+    if not store.exists():
+        return []
+    db = sqlite3.connect(store, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        rows = db.execute(
+            "select trace_id, span_id, parent_id, name, service, instance, start_ns, end_ns, attrs, links "
+            f"from spans where {where} order by start_ns, span_id limit {int(limit)}",
+            list(values),
+        ).fetchall()
+    except sqlite3.OperationalError as error:
+        if "no such table" in str(error):  # made a moment ago by a process that has not written its schema
+            return []
+        raise
+    finally:
+        db.close()
+    return [_record(row) for row in rows]
+
+
+def _record(row: tuple[Any, ...]) -> SpanRecord:
+    trace_id, span_id, parent_id, name, service, instance, start_ns, end_ns, attrs, links = row
+    return SpanRecord(
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id,
+        name=name,
+        service=service,
+        instance=instance,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        attributes=msgspec.json.decode(attrs, type=dict[str, Attribute]),
+        links=msgspec.json.decode(links, type=tuple[str, ...]),
+    )

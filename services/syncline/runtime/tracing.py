@@ -1,0 +1,331 @@
+"""Tracing: spans for the hops of the two paths, and for nothing else. The only importer of opentelemetry.
+
+A span name is a `Hop` of TOKEN_PATH or VERSION_PATH. Spans go to the local store (always, once `setup` names
+one) and to an OTLP endpoint (when there is one), in the background. The data record is the truth and a trace
+is a view: `losses()` says how many spans the view lacks. Trace context travels in messages as a W3C
+traceparent string.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    set_span_in_context,
+)
+
+from syncline.contract.hops import Hop
+from syncline.contract.token_path import TOKEN_PATH
+from syncline.contract.version_path import VERSION_PATH, VersionId
+from syncline.runtime.trace_store import Attribute, SpanRecord, TraceStore, read_trace, spans_of
+
+__all__ = [
+    "HopIncomplete",
+    "OpenHop",
+    "SpanRecord",
+    "flush",
+    "hop",
+    "losses",
+    "new_traceparent",
+    "read_trace",
+    "record",
+    "setup",
+    "shutdown",
+    "spans_of",
+]
+
+Plain = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
+Given = Plain | VersionId | None
+
+_LOG = logging.getLogger(__name__)
+_HOPS = {hop.name: hop for hop in (*TOKEN_PATH, *VERSION_PATH)}
+_LIMIT = 65536  # links, events and attributes of one span: a batch links every trajectory in it
+_QUEUE = 65536  # finished spans that may wait for the background writer
+_NONE = "none"  # how an attribute that is None stands in a span; OpenTelemetry has no null
+
+
+class HopIncomplete(ValueError):
+    """A hop that closed without exactly its declared attributes. The message names them."""
+
+
+class _Counting(SpanProcessor):
+    """Counts spans that ended, so that losses are known: ended minus written."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self._lock = threading.Lock()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        with self._lock:
+            self.ended += 1
+
+
+class _Counted(SpanExporter):
+    """Counts spans that an exporter took."""
+
+    def __init__(self, inner: SpanExporter) -> None:
+        self.inner = inner
+        self.taken = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self.inner.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self.taken += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+
+class _StoreExporter(SpanExporter):
+    """Writes spans into the SQLite store. The batch processor calls it from one thread at a time."""
+
+    def __init__(self, path: Path, service: str, instance: str) -> None:
+        self._path, self._service, self._instance = path, service, instance
+        self._store: TraceStore | None = None
+        self._pid = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            if self._store is None or self._pid != os.getpid():  # a connection must not cross a fork
+                self._store, self._pid = TraceStore(self._path), os.getpid()
+            self._store.write(_to_record(span, self._service, self._instance) for span in spans)
+        except (sqlite3.Error, OSError) as error:
+            _LOG.warning("trace store %s: %d spans lost: %s", self._path, len(spans), error)
+            self._store = None
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        if self._store is not None and self._pid == os.getpid():
+            self._store.close()
+        self._store = None
+
+
+class _Tracing:
+    """The process's provider with its exporters, and what it has lost."""
+
+    def __init__(self, service: str, instance: str, store: Path | None, otlp: str | None) -> None:
+        self.counting = _Counting()
+        self.exporters: dict[str, _Counted] = {}
+        self.incomplete = 0
+        self.provider = TracerProvider(
+            sampler=ALWAYS_ON,
+            resource=Resource({SERVICE_NAME: service, SERVICE_INSTANCE_ID: instance}),
+            span_limits=SpanLimits(
+                max_attributes=_LIMIT,
+                max_span_attributes=_LIMIT,
+                max_events=_LIMIT,
+                max_links=_LIMIT,
+                max_event_attributes=_LIMIT,
+                max_link_attributes=_LIMIT,
+            ),
+            shutdown_on_exit=False,
+        )
+        self.provider.add_span_processor(self.counting)
+        if store is not None:
+            self._add("store", _StoreExporter(store, service, instance))
+        if otlp is not None:
+            self._add("otlp", OTLPSpanExporter(endpoint=f"{otlp.rstrip('/')}/v1/traces"))
+        self.tracer: Tracer = self.provider.get_tracer("syncline")
+
+    def _add(self, name: str, exporter: SpanExporter) -> None:
+        counted = self.exporters[name] = _Counted(exporter)
+        self.provider.add_span_processor(
+            BatchSpanProcessor(
+                counted, max_queue_size=_QUEUE, schedule_delay_millis=500, max_export_batch_size=512
+            )
+        )
+
+
+_state = _Tracing("unnamed", "unnamed", None, None)
+_ids = RandomIdGenerator()
+
+
+def setup(service: str, instance: str, store: Path | None, otlp: str | None) -> None:
+    """Send this process's spans to `store` and to the OTLP/HTTP base URL `otlp`; None: not there."""
+    global _state
+    _state.provider.shutdown()
+    _state = _Tracing(service, instance, store, otlp)
+
+
+def flush() -> None:
+    """Write out every span that has ended."""
+    _state.provider.force_flush()
+
+
+def shutdown() -> None:
+    """Flush and stop. Says in the log what was lost; later spans are not kept."""
+    _state.provider.force_flush()
+    _state.provider.shutdown()
+    lost = {name: count for name, count in losses().items() if count}
+    if lost:
+        _LOG.warning("tracing ends with losses: %s", lost)
+
+
+def losses() -> dict[str, int]:
+    """Spans ended and not (yet) taken, by exporter; `incomplete`: hops with wrong attributes."""
+    missing = {name: _state.counting.ended - exporter.taken for name, exporter in _state.exporters.items()}
+    return {**missing, "incomplete": _state.incomplete}
+
+
+def new_traceparent() -> str:
+    """Context of a new trace whose root span is not ours to write."""
+    return _traceparent(
+        SpanContext(_ids.generate_trace_id(), _ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED))
+    )
+
+
+class OpenHop:
+    """A hop being passed: `set` its attributes before it closes; `traceparent` is its context for others."""
+
+    def __init__(self, hop: Hop, span: Span) -> None:
+        self._hop = hop
+        self._span = span
+        self._names: set[str] = set()
+        self.traceparent = _traceparent(span.get_span_context())
+
+    def set(self, **attributes: Given) -> None:
+        """Add attributes; None is written as "none", a version as EPOCH.NUMBER."""
+        for name, value in attributes.items():
+            self._names.add(name)
+            self._span.set_attribute(name, _value(value))
+
+    def _check(self) -> None:
+        """Raises `HopIncomplete` under SYNCLINE_STRICT=1, counts and warns otherwise."""
+        declared = {*self._hop.attributes, "job"}
+        if self._names == declared:
+            return
+        missing, extra = sorted(declared - self._names), sorted(self._names - declared)
+        story = f"hop {self._hop.name} closed without attributes {missing} and with undeclared {extra}"
+        if os.environ.get("SYNCLINE_STRICT") == "1":
+            raise HopIncomplete(story)
+        _state.incomplete += 1
+        if _state.incomplete == 1:
+            _LOG.warning("%s (later ones are only counted)", story)
+
+
+@contextmanager
+def hop(
+    hop: Hop, /, parent: str | None = None, links: Sequence[str] = (), **attributes: Given
+) -> Iterator[OpenHop]:
+    """A span around the block. It must have set exactly the hop's declared attributes and `job` by its end.
+
+    parent   traceparent of the hop that this one follows; None or empty: the root of a new trace (an attribute
+             of that name goes through `set`)
+    links    traceparents of other traces that took part
+    """
+    began, wall = time.perf_counter_ns(), time.time_ns()
+    opened = OpenHop(hop, _start(hop, parent, links, wall))
+    opened.set(**attributes)
+    try:
+        yield opened
+        opened._check()
+    except BaseException as error:
+        opened._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        raise
+    finally:  # the duration comes from the monotonic clock, so a stepped wall clock cannot make it negative
+        opened._span.end(wall + time.perf_counter_ns() - began)
+
+
+def record(
+    hop: Hop,
+    parent: str | None,
+    start: float,
+    end: float,
+    /,  # hops have attributes called parent, start and end
+    links: Sequence[str] = (),
+    **attributes: Given,
+) -> str:
+    """A span told afterwards; returns its traceparent. `start` and `end` are wall-clock unix seconds."""
+    if end < start:
+        raise ValueError(f"hop {hop.name} ends {start - end:g} s before it starts")
+    opened = OpenHop(hop, _start(hop, parent, links, int(start * 1e9)))
+    opened.set(**attributes)
+    try:
+        opened._check()
+    finally:
+        opened._span.end(int(end * 1e9))
+    return opened.traceparent
+
+
+def _start(hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) -> Span:
+    if _HOPS.get(hop.name) != hop:
+        raise ValueError(f"hop {hop.name!r} is on neither path: TOKEN_PATH and VERSION_PATH name all spans")
+    context = Context()
+    if parent:
+        context = set_span_in_context(NonRecordingSpan(_context(parent)), context)
+    joined = [Link(_context(link)) for link in links]
+    span = _state.tracer.start_span(hop.name, context=context, links=joined, start_time=start_ns)
+    assert isinstance(span, Span)
+    return span
+
+
+def _value(value: Given) -> Plain:
+    if value is None:
+        return _NONE
+    return str(value) if isinstance(value, VersionId) else value
+
+
+def _traceparent(context: SpanContext) -> str:
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def _context(traceparent: str) -> SpanContext:
+    """Inverse of `_traceparent`. Raises `ValueError` showing the legal form."""
+    parts = traceparent.split("-")
+    if [len(part) for part in parts] != [2, 32, 16, 2] or not all(
+        c in "0123456789abcdef-" for c in traceparent
+    ):
+        raise ValueError(f"traceparent {traceparent!r} is not of the form 00-<32 hex>-<16 hex>-<2 hex>")
+    context = SpanContext(int(parts[1], 16), int(parts[2], 16), True, TraceFlags(int(parts[3], 16)))
+    if not context.is_valid:
+        raise ValueError(f"traceparent {traceparent!r} holds a zero id")
+    return context
+
+
+def _to_record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
+    context = span.get_span_context()
+    assert context is not None
+    attributes = {name: _json(value) for name, value in (span.attributes or {}).items()}
+    if span.status.status_code is StatusCode.ERROR:
+        attributes["error"] = span.status.description or "error"
+    return SpanRecord(
+        trace_id=f"{context.trace_id:032x}",
+        span_id=f"{context.span_id:016x}",
+        parent_id=None if span.parent is None else f"{span.parent.span_id:016x}",
+        name=span.name,
+        service=service,
+        instance=instance,
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        attributes=attributes,
+        links=tuple(_traceparent(link.context) for link in span.links),
+    )
+
+
+def _json(value: object) -> Attribute:
+    plain: Attribute = msgspec.convert(value, Attribute)
+    return plain
