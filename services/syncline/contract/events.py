@@ -85,16 +85,20 @@ class BatchReady(msgspec.Struct, frozen=True, tag="batch_ready", forbid_unknown_
     """Enough rewarded groups wait for one update. Stamped by the scheduler from the ledger."""
 
     groups: int
+    seq: int  # the order under which this was seen
 
 
 class BatchShort(msgspec.Struct, frozen=True, tag="batch_short", forbid_unknown_fields=True, kw_only=True):
     """The trainer is awake, nothing is claimed and nothing can be. Stamped by the scheduler from the ledger."""
 
     groups: int
+    seq: int
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained", forbid_unknown_fields=True, kw_only=True):
     """Nothing is being sampled and no reward is outstanding. Stamped by the scheduler from the ledger."""
+
+    seq: int
 
 
 class Minted(msgspec.Struct, frozen=True, tag="minted", forbid_unknown_fields=True, kw_only=True):
