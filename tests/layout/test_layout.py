@@ -29,7 +29,9 @@ def test_editable_install_exposes_every_portion() -> None:
     assert sorted(build["targets"]["wheel"]["packages"]) == sorted(f"{p}/syncline" for p in PORTIONS)
 
 
-@pytest.mark.parametrize("package", ["contract", "runtime", "gateway", "rollout", "trainer", "sync", "scheduler"])
+@pytest.mark.parametrize(
+    "package", ["contract", "runtime", "gateway", "rollout", "trainer", "sync", "scheduler"]
+)
 def test_every_package_is_found(package: str) -> None:
     assert importlib.util.find_spec(f"syncline.{package}") is not None
 
@@ -38,7 +40,9 @@ def test_every_package_is_found(package: str) -> None:
 def test_every_package_has_a_constitution(package: Path) -> None:
     """`__init__.py` says in prose what may live there and what may not."""
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
-    assert "may live here" in text.lower(), f"{package.relative_to(ROOT)}/__init__.py: say what may live there"
+    assert "may live here" in text.lower(), (
+        f"{package.relative_to(ROOT)}/__init__.py: say what may live there"
+    )
     assert "may not" in text.lower(), f"{package.relative_to(ROOT)}/__init__.py: say what may not live there"
 
 
@@ -58,7 +62,9 @@ assert 'torch' not in sys.modules
 """
 
 
-@pytest.mark.parametrize("package", ["contract", "runtime", "environments", "gateway", "scheduler", "errands"])
+@pytest.mark.parametrize(
+    "package", ["contract", "runtime", "environments", "gateway", "scheduler", "errands"]
+)
 def test_imports_with_torch_absent(package: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCK, f"syncline.{package}"], capture_output=True, text=True, timeout=120
@@ -87,7 +93,11 @@ def test_a_planted_upward_import_is_caught(tmp_path: Path) -> None:
     paths = ":".join(str(copy / p) for p in PORTIONS)
     script = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run(
-        [script, "--no-cache"], cwd=copy, capture_output=True, text=True, timeout=300,
+        [script, "--no-cache"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"},
     )
     assert done.returncode == 1, done.stdout + done.stderr

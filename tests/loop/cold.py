@@ -94,7 +94,9 @@ def _score_carried(run: Path, config: Path, t: Trajectory, span: int, version: V
         if number == span:
             rows = [logits[prompt + part.start - 1 - fed :]]
         fed = until
-    return _gather(rows[0], ids[prompt + t.spans[span].start : prompt + t.spans[span].end], t.convention.temperature)
+    return _gather(
+        rows[0], ids[prompt + t.spans[span].start : prompt + t.spans[span].end], t.convention.temperature
+    )
 
 
 def gap(left: Sequence[float], right: Sequence[float]) -> float:

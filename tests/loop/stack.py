@@ -25,7 +25,11 @@ class Stack:
 
     def __init__(self, runs: Path, env: Mapping[str, str] | None = None) -> None:
         self.runs = runs
-        self.env = {**os.environ, "SYNCLINE_RUNS": str(runs), "SYNCLINE_MODELS": str(ROOT / "examples" / "models")}
+        self.env = {
+            **os.environ,
+            "SYNCLINE_RUNS": str(runs),
+            "SYNCLINE_MODELS": str(ROOT / "examples" / "models"),
+        }
         self.env |= {"OMP_NUM_THREADS": "1", "SYNCLINE_PORT": "0"} | dict(env or {})
         self.env.pop("SYNCLINE_STRICT", None)
         self.http = httpx.Client(timeout=30)

@@ -32,7 +32,9 @@ def judge(run: Path, t: Trajectory) -> list[tuple[float, float]]:
     for number, part in enumerate(t.spans):
         reported = t.logprobs[part.start : part.end]
         own = gap(score_span(run, CONFIG, t, number), reported)
-        others = [gap(score_span(run, CONFIG, t, number, under=v), reported) for v in neighbours(run, part.version)]
+        others = [
+            gap(score_span(run, CONFIG, t, number, under=v), reported) for v in neighbours(run, part.version)
+        ]
         out.append((own, min(others)))
     return out
 
@@ -41,13 +43,22 @@ def judge(run: Path, t: Trajectory) -> list[tuple[float, float]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("in_flight", "kv"),
-    [("drain", "recomputed"), ("continue_old", "recomputed"), ("in_place", "recomputed"), ("in_place", "carried")],
+    [
+        ("drain", "recomputed"),
+        ("continue_old", "recomputed"),
+        ("in_place", "recomputed"),
+        ("in_place", "carried"),
+    ],
 )
 def test_recorded_versions_are_true(stack: Stack, in_flight: str, kv: str) -> None:
     updates = 10
     job = stack.submit(
         spec(
-            optimizer={"name": "sgd", "lr": 3.0, "clip_norm": 1.0},  # steps large enough to tell versions apart
+            optimizer={
+                "name": "sgd",
+                "lr": 3.0,
+                "clip_norm": 1.0,
+            },  # steps large enough to tell versions apart
             sampling={"max_tokens": 48, "length": "lognormal", "length_median": 24, "length_sigma": 0.5},
             schedule={"mode": "disjoint", "updates": updates, "max_lag": 2, "in_flight": in_flight, "kv": kv},
             retention={"versions": 1000},
