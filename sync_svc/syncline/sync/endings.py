@@ -1,0 +1,76 @@
+"""How versions end: active, superseded or failed. Part of the pure machine: only `decide.py` calls it.
+
+A version is active when its commit scope is complete: in a barrier every live worker in rotation serves it,
+in rolling the first one does. It is superseded when a newer one was published and nobody is on it; it has
+failed when the clock of `limits.activation_wait`, which runs while some worker is ordered awake, ends before.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from syncline.contract.version_path import VersionId
+from syncline.sync.answers import put_out
+from syncline.sync.state import Effect, Ended, Offer, State, latest, with_offer
+
+Stepped = tuple[State, list[Effect]]
+
+
+def endings(state: State, at: float) -> Stepped:
+    effects: list[Effect] = []
+    for offer in sorted(state.offers.values(), key=lambda o: o.version):
+        state, ended = _ending(state, offer, at)
+        effects += ended
+    return _forget(state), effects
+
+
+def _ending(state: State, offer: Offer, at: float) -> Stepped:
+    if offer.ended:
+        return state, []
+    version = offer.version
+    serving = tuple(sorted(w.name for w in state.workers.values() if w.active == version))
+    underway = [w for w in state.workers.values() if w.on == version and w.phase != "idle"]
+    newer = max(state.offers) > version
+    if serving and (state.scope == "rolling" or newer or _barrier_is_complete(state, version)):
+        how = Ended(version=version, how="active", workers=serving)
+        return with_offer(state, version, ended="active", due=None), [how]
+    if newer and not underway and not serving:
+        reason = f"version {max(state.offers)} was published before this one was active"
+        return with_offer(state, version, ended="superseded", due=None), [
+            Ended(version=version, how="superseded", reason=reason)
+        ]
+    if serving or newer:
+        return state, []
+    if not (state.awake and state.workers):
+        return with_offer(state, version, due=None), []
+    if offer.due is None:
+        return with_offer(state, version, due=at + state.wait), []
+    if at < offer.due:
+        return state, []
+    return _failed(state, offer)
+
+
+def _barrier_is_complete(state: State, version: VersionId) -> bool:
+    in_rotation = [w for w in state.workers.values() if w.out is None or w.out < version]
+    return all(w.active == version for w in in_rotation)
+
+
+def _failed(state: State, offer: Offer) -> Stepped:
+    """Nobody serves the newest version in time: it is over for good, also for those on their way."""
+    effects: list[Effect] = []
+    for worker in state.workers.values():
+        if worker.on == offer.version and worker.phase != "idle":
+            why = f"version {offer.version} was not active in {state.wait:g} s"
+            state, out = put_out(state, worker, why, abort=True)
+            effects += out
+    reason = f"active on no worker {state.wait:g} s after it could be staged"
+    state = with_offer(state, offer.version, ended="failed", due=None)
+    return state, [*effects, Ended(version=offer.version, how="failed", reason=reason)]
+
+
+def _forget(state: State) -> State:
+    """Drop ended offers that no worker is on and that are neither the newest nor the last good one."""
+    top, good = max(state.offers, default=None), latest(state)
+    keep = {w.on for w in state.workers.values()} | {w.active for w in state.workers.values()}
+    keep |= {top, good.version if good else None}
+    return replace(state, offers={v: o for v, o in state.offers.items() if v in keep or not o.ended})
