@@ -1,0 +1,151 @@
+"""The stages of a job as data: what each orders, which facts a state holds, which facts lead where.
+
+`machine.py` tells the story and does the stepping; whoever wants to know what can follow what reads `ROWS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from syncline.contract import events as e
+from syncline.contract.version_path import VersionId
+
+Stage = Literal["train", "yield", "sync", "sample", "drain", "clear", "join", "flow", "paused", "done"]
+TRAINER = "trainer"
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine has acknowledged. Order numbers; 0: none."""
+
+    incarnation: str = ""  # "": none heard of since the start or the last loss
+    slept: int = 0
+    woke: int = 0
+    floor: int = 0  # acknowledgements of older orders were made by a process that is gone
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """Command: the job has ended."""
+
+    state: Literal["succeeded", "failed", "cancelled"]
+    reason: str
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the machine knows of a job."""
+
+    updates: int  # versions to make
+    engines: dict[str, Engine]  # rollout workers and the trainer, by name
+    mode: e.Mode
+    wanted: e.Mode
+    stage: Stage = "train"
+    seq: int = 1  # the newest order
+    rollout_since: int = 1  # first of the unbroken run of orders with the present value for rollout
+    trainer_since: int = 1
+    gate_since: int = 1
+    minted: VersionId | None = None
+    active: VersionId | None = None
+    base: VersionId | None = None  # newest version when `train` began
+    batch: bool = False  # a batch waits, seen since the gate last opened
+    short: bool = False  # no batch can be claimed, seen since the trainer was woken
+    drained: bool = True  # nothing is in flight; false while the gate is open
+    paused: bool = False  # a pause is wanted
+    finished: bool = False  # the trainer has made its last update
+    result: End | None = None
+
+
+class Stance(NamedTuple):
+    """What a stage orders."""
+
+    phase: e.PhaseName
+    rollout: Literal["awake", "asleep"]
+    trainer: Literal["awake", "asleep"]
+    gate: Literal["open", "shut"]
+
+
+STANCES: Mapping[Stage, Stance] = {
+    "train": Stance("train", rollout="asleep", trainer="awake", gate="shut"),
+    "yield": Stance("sync", rollout="asleep", trainer="asleep", gate="shut"),
+    "sync": Stance("sync", rollout="awake", trainer="asleep", gate="shut"),
+    "sample": Stance("sample", rollout="awake", trainer="asleep", gate="open"),
+    "drain": Stance("drain", rollout="awake", trainer="asleep", gate="shut"),
+    "clear": Stance("train", rollout="asleep", trainer="asleep", gate="shut"),
+    "join": Stance("sync", rollout="awake", trainer="awake", gate="shut"),
+    "flow": Stance("flow", rollout="awake", trainer="awake", gate="open"),
+    "paused": Stance("paused", rollout="asleep", trainer="asleep", gate="shut"),
+    "done": Stance("done", rollout="asleep", trainer="asleep", gate="shut"),
+}
+
+
+def asleep(state: State, name: str) -> bool:
+    """Whether the engine has acknowledged that it sleeps, under orders that have not changed since."""
+    since = state.trainer_since if name == TRAINER else state.rollout_since
+    stance = STANCES[state.stage]
+    ordered = stance.trainer if name == TRAINER else stance.rollout
+    engine = state.engines[name]
+    return ordered == "asleep" and engine.slept >= max(since, engine.floor)
+
+
+def version_waits(state: State) -> bool:
+    """Whether the newest version is not active yet."""
+    return state.minted is not None and (state.active is None or state.active < state.minted)
+
+
+FACTS: Mapping[str, Callable[[State], bool]] = {
+    "minted": lambda s: s.minted is not None and (s.base is None or s.base < s.minted),
+    "unminted": lambda s: s.minted is None,
+    "version waits": version_waits,
+    "newest active": lambda s: s.minted is not None and not version_waits(s),
+    "batch": lambda s: s.batch,
+    "short": lambda s: s.short,
+    "drained": lambda s: s.drained,
+    "rollouts asleep": lambda s: all(asleep(s, name) for name in s.engines if name != TRAINER),
+    "trainer asleep": lambda s: asleep(s, TRAINER),
+    "disjoint": lambda s: s.mode == "disjoint",
+    "leaving": lambda s: s.paused or s.wanted != s.mode,
+    "staying": lambda s: not s.paused and s.wanted == s.mode,
+    "paused": lambda s: s.paused,
+    "resumed": lambda s: not s.paused,
+    "finished": lambda s: s.finished,
+}
+
+
+class Row(NamedTuple):
+    """In `stage`, if all facts hold, go to `to`. The first row that fits is taken."""
+
+    stage: Stage
+    facts: tuple[str, ...]
+    to: Stage | Literal["hub"]
+
+
+ROWS: tuple[Row, ...] = (
+    Row("train", ("minted", "disjoint", "staying"), "join"),
+    Row("train", ("minted",), "yield"),
+    Row("train", ("short",), "yield"),
+    Row("train", ("finished",), "yield"),
+    Row("yield", ("trainer asleep",), "hub"),
+    Row("sync", ("newest active",), "hub"),
+    Row("sample", ("batch",), "drain"),
+    Row("sample", ("leaving",), "drain"),
+    Row("sample", ("finished",), "drain"),
+    Row("sample", ("version waits",), "drain"),
+    Row("drain", ("drained", "trainer asleep"), "hub"),
+    Row("clear", ("leaving", "trainer asleep"), "hub"),
+    Row("clear", ("rollouts asleep",), "train"),
+    Row("join", ("leaving",), "drain"),
+    Row("join", ("newest active",), "flow"),
+    Row("flow", ("leaving",), "drain"),
+    Row("flow", ("finished",), "drain"),
+    Row("paused", ("resumed", "trainer asleep"), "hub"),
+)
+
+HUB: tuple[tuple[tuple[str, ...], Stage], ...] = (
+    (("paused",), "paused"),
+    (("unminted",), "clear"),
+    (("version waits",), "sync"),
+    (("disjoint",), "flow"),
+    (("batch",), "clear"),
+    ((), "sample"),
+)
