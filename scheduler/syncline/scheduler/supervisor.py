@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import psutil
@@ -48,9 +46,12 @@ TICK = 0.5
 
 
 class Supervisor:
-    """Owns the installation's processes in one run root. Raises `LauncherBusy` when another one does."""
+    """Owns the installation's processes in one run root. Raises `LauncherBusy` when another one does.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    services   which to run; only the gateway when somebody wants to read and nothing is up
+    """
+
+    def __init__(self, environ: Mapping[str, str], services: Sequence[str] = SERVICES) -> None:
         self.settings = Settings.read(environ)
         runs = self.settings.runs
         runs.mkdir(parents=True, exist_ok=True)
@@ -62,9 +63,9 @@ class Supervisor:
         self._redis_url = f"unix://{self._socket}" if self._socket is not None else self.settings.redis_url
         port = gateway_port(self.settings.host, self.settings.port, previous, self._launcher)
         self._base = [] if self._socket is None else [redis_process(runs, self._socket)]
-        ports = dict.fromkeys(SERVICES, 0) | {"gateway": port}
+        ports = dict.fromkeys(services, 0) | {"gateway": port}
         self._services = [
-            service_process(name, self.settings, self._redis_url, ports[name]) for name in SERVICES
+            service_process(name, self.settings, self._redis_url, ports[name]) for name in services
         ]
         self._up = Up(
             url=f"http://{'127.0.0.1' if self.settings.host == '0.0.0.0' else self.settings.host}:{port}",
@@ -76,10 +77,17 @@ class Supervisor:
         )
         self._write_up()
 
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        return self._up.url
+
+    def stop(self) -> None:
+        """Let `run` stop everything and return."""
+        self._stop.set()
+
     def run(self) -> None:
         """Keep everything running until told to stop, then stop it in order. Raises `CannotStart`."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._asked)
         try:
             if self._socket is not None:
                 (self.settings.runs / "redis").mkdir(exist_ok=True)
@@ -112,9 +120,6 @@ class Supervisor:
 
     def _stopping(self) -> bool:
         return any(view.state == "stopping" for view in self._launcher.observe().processes.values())
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        self._stop.set()
 
     def _await_redis(self) -> None:
         bus = Bus(self._redis_url, deadline=REDIS_START)

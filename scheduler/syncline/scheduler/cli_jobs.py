@@ -1,0 +1,159 @@
+"""Commands about jobs: submit, list, status, watch, cancel, pause, resume, switch."""
+
+from __future__ import annotations
+
+import secrets
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from syncline.scheduler.cli_session import (
+    FAILURE,
+    collected,
+    reaching,
+    reading,
+    say,
+    say_json,
+    short,
+    show_table,
+    the_job,
+)
+
+if TYPE_CHECKING:
+    from syncline.contract.job import JobSpec
+    from syncline.scheduler.client import Client
+
+
+class Mode(StrEnum):
+    """The modes that a job may be switched to."""
+
+    COLOCATED = "colocated"
+    DISJOINT = "disjoint"
+
+
+Job = Annotated[str, typer.Argument(help="job id, or `latest`", metavar="JOB")]
+AnyJob = Annotated[str | None, typer.Argument(help="job id; default: the latest job", metavar="JOB")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else")]
+SpecFile = Annotated[Path, typer.Argument(help="job spec, .toml or .json", metavar="SPEC")]
+
+
+def read_spec(path: Path) -> JobSpec:
+    """The spec in a file. Raises `SpecError`, or `ValueError` for a file that cannot be read."""
+    from syncline.contract.spec_text import parse_json, parse_toml
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"spec {path}: {error.strerror or error}") from None
+    if path.suffix not in (".toml", ".json"):
+        raise ValueError(f"spec {path}: the name must end with .toml or .json")
+    return parse_toml(content) if path.suffix == ".toml" else parse_json(content)
+
+
+def post_spec(client: Client, spec: JobSpec) -> str:
+    """Submit; returns the job's id. The key makes one job of it, however often the request arrives."""
+    key = {"idempotency-key": secrets.token_hex(16)}
+    return str(client.post("/v1/jobs", spec.canonical().encode(), key)["id"])
+
+
+def submit(context: typer.Context, spec: SpecFile, json: AsJson = False) -> None:
+    """Submit a job and return at once."""
+    resolved = read_spec(spec)
+    with reaching(context) as client:
+        job = post_spec(client, resolved)
+        if json:
+            say_json(client.get(f"/v1/jobs/{job}"))
+        else:
+            say(job)
+
+
+def list_jobs(context: typer.Context, json: AsJson = False) -> None:
+    """List jobs, newest first."""
+    with reading(context) as client:
+        jobs = collected(client, "/v1/jobs")
+    if json:
+        say_json(jobs)
+        return
+    rows = [
+        [
+            j["id"],
+            j["name"],
+            j["state"],
+            j["mode"] or "-",
+            f"{j['update']}/{j['updates']}",
+            short(j["reward"]),
+        ]
+        for j in jobs
+    ]
+    show_table(["job", "name", "state", "mode", "updates", "reward"], rows)
+
+
+def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> None:
+    """Show one job: state, phase, workers, ledger, and what waits for what."""
+    with reading(context) as client:
+        found = the_job(client, job)
+        path = f"/v1/jobs/{found}"
+        view: dict[str, Any] = client.get(path)
+        if json:
+            say_json(view)
+            return
+        workers, ledger = client.get(f"{path}/workers")["items"], client.get(f"{path}/ledger")
+    phase = f"{view['mode'] or '-'} / {view['phase'] or '-'}"
+    why = f": {view['reason']}" if view["reason"] else ""
+    say(f"{view['id']}  {view['name']}  {view['state']}{why}")
+    say(f"updates   {view['update']} of {view['updates']}, reward {short(view['reward'])}")
+    say(f"phase     {phase}")
+    say("ledger    " + ", ".join(f"{ledger[key]} {key}" for key in _LEDGER if ledger[key]))
+    for wait in view["waits"]:
+        say(f"waits     {wait['owner']} for {wait['name']}: {wait['detail']}")
+    for w in workers:
+        rate = short(w["tokens_per_second"], " tokens/s")
+        say(
+            f"worker    {w['worker']} {w['state']}, version {w['version'] or '-'}, {w['running']} running, {rate}"
+        )
+
+
+_LEDGER = ("submitted", "running", "buffered", "trained", "filtered", "failed", "expired")
+
+
+def watch(context: typer.Context, job: AnyJob = None) -> None:
+    """Follow a job until it ends. Ctrl-C leaves it running."""
+    from syncline.scheduler.watch import follow
+
+    with reaching(context) as client:
+        ended = follow(client, the_job(client, job))
+    if ended["state"] != "succeeded":
+        raise typer.Exit(FAILURE)
+
+
+def _ask(context: typer.Context, job: str, verb: str, body: Any = None) -> None:
+    with reaching(context) as client:
+        found = the_job(client, job)
+        answer = client.post(f"/v1/jobs/{found}/{verb}", body)
+    say(f"{found}: {verb} asked for; the job is {answer['state']}")
+
+
+def cancel(context: typer.Context, job: Job) -> None:
+    """Ask a job to end now; its open trajectories end as expired."""
+    _ask(context, job, "cancel")
+
+
+def pause(context: typer.Context, job: Job) -> None:
+    """Ask a job to stop after what is in flight."""
+    _ask(context, job, "pause")
+
+
+def resume(context: typer.Context, job: Job) -> None:
+    """Ask a paused job to go on."""
+    _ask(context, job, "resume")
+
+
+def switch(
+    context: typer.Context,
+    job: Job,
+    mode: Annotated[Mode, typer.Argument(help="colocated or disjoint", metavar="MODE")],
+) -> None:
+    """Ask a job to change its mode while it runs: colocated or disjoint."""
+    _ask(context, job, "mode", {"mode": mode.value})

@@ -1,0 +1,187 @@
+"""Commands about what a job left behind: versions, trace, report."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from syncline.scheduler.cli_jobs import AnyJob, AsJson
+from syncline.scheduler.cli_session import (
+    console,
+    reading,
+    say,
+    say_json,
+    settings,
+    short,
+    show_table,
+    the_job,
+)
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from syncline.scheduler.client import Client
+
+
+def versions(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> None:
+    """List a job's versions: state, digest, and how long each took from minted to active."""
+    with reading(context) as client:
+        found = client.get(f"/v1/jobs/{the_job(client, job)}/versions")
+    if json:
+        say_json(found["items"])
+        return
+    rows = []
+    for v in found["items"]:
+        took = v["active"] - v["minted"] if v["active"] and v["minted"] else None
+        active_on = sum(1 for path in v["workers"].values() if path["active"])
+        row = [v["version"], v["state"], v["digest"][:12] or "-", _clock(v["minted"]), short(took, " s")]
+        rows.append([*row, str(active_on), _bytes(v["nbytes"]), _bytes(v["new_bytes"])])
+    show_table(["version", "state", "digest", "minted", "to active", "workers", "size", "new"], rows)
+
+
+def trace(
+    context: typer.Context,
+    trajectory: Annotated[str, typer.Argument(help="trajectory id, JOB-GROUP-INDEX", metavar="TRAJECTORY")],
+    token: Annotated[int | None, typer.Option(min=0, help="sampled token, 0 is the first")] = None,
+    json: AsJson = False,
+) -> None:
+    """Show a trajectory's path hop by hop, or one token's, with the path of the version that sampled it."""
+    from syncline.contract.token_path import parse_trajectory_id
+
+    job, _, _ = parse_trajectory_id(trajectory)
+    path = f"/v1/jobs/{job}/trajectories/{trajectory}"
+    with reading(context) as client:
+        found = client.get(path if token is None else f"{path}/tokens/{token}")
+    if json:
+        say_json(found)
+    else:
+        console().print(trajectory_tree(found) if token is None else token_tree(found))
+
+
+def report(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> None:
+    """Print a job's summary and where its report lies."""
+    with reading(context) as client:
+        found = the_job(client, job)
+        if json:
+            say_json(client.get(f"/v1/jobs/{found}/summary"))
+        else:
+            show_report(client, found)
+
+
+def show_report(client: Client, job: str) -> None:
+    """The summary as a few lines."""
+    s = client.get(f"/v1/jobs/{job}/summary")
+    lag, ledger, reward = s["lag"], s["ledger"], s["reward"]
+    modes = " -> ".join(f"{m['mode']} (from update {m['update']})" for m in s["modes"])
+    say(f"job {job} {s['state']} after {s['updates']} updates")
+    first, last = short(reward["first_fifth"]), short(reward["last_fifth"])
+    say(f"  reward        {first} in the first fifth, {last} in the last")
+    say(f"  modes         {modes or '-'}")
+    say(f"  lag           at most {short(lag['max'])}, mean {short(lag['mean'])}, bound {lag['bound']}")
+    say("  trajectories  " + ", ".join(f"{count} {state}" for state, count in ledger.items() if count))
+    say(
+        f"  lost          {s['lost']}, repeated {s['repeated']}, law broken {s['conservation_violations']} times"
+    )
+    say(f"  versions      {s['versions']['minted']} minted, {s['versions']['active']} active")
+    say(f"  log-prob gap  {short(s['mismatch'])} at lag 0")
+    say(f"  seconds       {short(s['seconds']['setup'])} set-up, {short(s['seconds']['training'])} training")
+    path = settings().runs / job / "report.html"
+    say(f"  report        {path if path.exists() else f'{client.url}/v1/jobs/{job}/report'}")
+
+
+# ---- trees --------------------------------------------------------------------------------------------
+def token_tree(t: dict[str, Any]) -> Tree:
+    """One token's path: its hops, then the path of its version."""
+    from rich.tree import Tree
+
+    token, span = t["token"], t["span"]
+    said = "" if token["text"] is None else f" {token['text']!r}"
+    root = Tree(f"token {token['index']} of {t['trajectory']}: id {token['id']}{said}")
+    root.add(
+        f"span [{span['start']}, {span['end']}) sampled under version {span['version']} "
+        f"(digest {span['digest'][:12]}) on {span['worker']}, context {_context(span)}"
+    )
+    trainer = (
+        "not scored" if t["trainer_logprob"] is None else f"{t['trainer_logprob']:.6f}, gap {t['gap']:+.2e}"
+    )
+    root.add(f"log-prob {t['behaviour_logprob']:.6f} when sampled; by the trainer {trainer}")
+    root.add(_outcome(t))
+    _add_hops(root.add("token path"), t["hops"])
+    for name in t["missing"]:
+        root.add(f"{name}: not reached, or no record of it")
+    if t["version"] is not None:
+        record = t["version"]["record"]
+        branch = root.add(
+            f"path of version {record['version']}: {record['state']}, digest {record['digest'][:12]}"
+        )
+        _add_hops(branch, t["version"]["path"])
+    return root
+
+
+def trajectory_tree(t: dict[str, Any]) -> Tree:
+    """A trajectory's spans and hops."""
+    from rich.tree import Tree
+
+    root = Tree(f"trajectory {t['trajectory']}: {t['state']}, attempt {t['attempt']}, prompt {t['prompt']}")
+    root.add(f"text {t['text']!r} ({len(t['logprobs'])} sampled tokens, finish: {t['finish']})")
+    root.add(_outcome(t))
+    spans = root.add("spans")
+    for span in t["spans"]:
+        spans.add(
+            f"[{span['start']}, {span['end']}) version {span['version']} (digest {span['digest'][:12]}) "
+            f"on {span['worker']}, context {_context(span)}"
+        )
+    _add_hops(root.add("path"), t["hops"])
+    return root
+
+
+def _context(span: dict[str, Any]) -> str:
+    return (
+        f"{span['context']}, {span['carried_age']} versions old"
+        if span["carried_age"]
+        else str(span["context"])
+    )
+
+
+def _outcome(t: dict[str, Any]) -> str:
+    reward = t["reward"]
+    scored = "no reward yet" if reward is None else f"reward {short(reward['value'])} ({reward['state']})"
+    used = "not trained" if t["update"] is None else f"update {t['update']}, lag {t['lag']}"
+    advantage = "" if t["advantage"] is None else f", advantage {t['advantage']:+.3f}"
+    return f"{t['state']}: {scored}{advantage}; {used}"
+
+
+def _add_hops(branch: Tree, hops: list[dict[str, Any]]) -> None:
+    """Each hop with when it began (seconds after the first), how long it took, who did it, and what it set."""
+    start = next((hop["at"] for hop in hops if hop["at"] is not None), None)
+    for hop in hops:
+        at = "        " if hop["at"] is None or start is None else f"{hop['at'] - start:+8.3f}"
+        took = "" if hop["seconds"] is None else f"{1000 * hop['seconds']:.1f} ms"
+        service, instance = hop["service"], hop["instance"]
+        who = service if instance in ("", service) else f"{service}/{instance}"
+        told = [f"{name}={_fact(value)}" for name, value in hop["attributes"].items() if name not in _KNOWN]
+        facts = " ".join(told)
+        branch.add(f"{at} s  {hop['hop']:<18} {took:>10}  {who:<14} {facts}")
+
+
+_KNOWN = frozenset({"job", "trajectory"})  # in the heading already
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return text[:12] if len(text) == 64 else text  # digests are told by their first 12 digits
+
+
+def _clock(at: float | None) -> str:
+    return "-" if at is None else datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

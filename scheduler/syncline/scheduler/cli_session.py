@@ -1,0 +1,159 @@
+"""How a command reaches a gateway, prints, and fails. Nothing here knows a particular command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from syncline.runtime.settings import Settings
+    from syncline.scheduler.client import Client
+
+BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
+READY_SECONDS = 60.0
+LATEST = "latest"
+
+
+class NothingUp(Exception):
+    """A command needs a running installation, and none runs in this run root."""
+
+
+class Failure(Exception):
+    """The command did what it could and the outcome is a failure; the message is all there is to say."""
+
+
+def settings() -> Settings:
+    from syncline.runtime.settings import Settings
+
+    return Settings.read(os.environ)
+
+
+def given_url(context: typer.Context) -> str | None:
+    """The `--url` of the command line, None: the installation of this run root."""
+    url = context.obj
+    assert url is None or isinstance(url, str)
+    return url
+
+
+@contextmanager
+def reaching(context: typer.Context) -> Iterator[Client]:
+    """A client of the gateway at `--url`, or of the running installation. Raises `NothingUp`."""
+    from syncline.scheduler.client import Client
+    from syncline.scheduler.stack import running
+
+    here = settings()
+    url = given_url(context)
+    if url is None:
+        up = running(here.runs)
+        if up is None:
+            raise NothingUp(f"nothing is up in {here.runs}; start it with `syncline up`, or name --url")
+        url = up.url
+    client = Client(url, here.token)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def reading(context: typer.Context) -> Iterator[Client]:
+    """`reaching`, and if nothing is up, a gateway with its Redis for as long as the command reads.
+
+    No scheduler is started, so looking at an old run never wakes one of its jobs.
+    """
+    from syncline.scheduler.client import Client
+    from syncline.scheduler.stack import running
+    from syncline.scheduler.supervisor import Supervisor
+
+    here = settings()
+    if given_url(context) is not None or running(here.runs) is not None:
+        with reaching(context) as client:
+            yield client
+        return
+    if not here.runs.is_dir():
+        raise NothingUp(f"there is no run folder {here.runs}")
+    note(f"nothing is up: reading {here.runs} through a gateway of my own")
+    supervisor = Supervisor(os.environ, services=("gateway",))
+    thread = threading.Thread(target=supervisor.run, name="supervisor")
+    thread.start()
+    client = Client(supervisor.url, here.token)
+    try:
+        said = client.await_ready(READY_SECONDS)
+        if said:
+            raise Failure(f"the gateway did not get ready: {said}; see {here.runs}/logs/gateway.log")
+        yield client
+    finally:
+        client.close()
+        supervisor.stop()
+        thread.join()
+
+
+def the_job(client: Client, job: str | None) -> str:
+    """`job`, or the newest one for None and "latest". Raises `Failure` when there is none."""
+    if job is not None and job != LATEST:
+        return job
+    found = client.get("/v1/jobs", limit=1)["items"]
+    if not found:
+        raise Failure("there is no job yet; submit one with `syncline submit SPEC`")
+    return str(found[0]["id"])
+
+
+def collected(client: Client, path: str, limit: int = 500) -> list[dict[str, Any]]:
+    """All items of a paged listing, in its order."""
+    items: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = client.get(path, limit=limit, **after)
+        items += page["items"]
+        if page["next"] is None:
+            return items
+        after = {"after": page["next"]}
+
+
+# ---- printing --------------------------------------------------------------------------------------------
+def console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str = "") -> None:
+    """A line of the command's answer."""
+    typer.echo(text)
+
+
+def note(text: str) -> None:
+    """A line beside the answer, on stderr: stdout stays what was asked for."""
+    typer.echo(text, err=True)
+
+
+def say_json(value: Any) -> None:
+    """The answer as JSON, and nothing else on stdout."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def show_table(columns: list[str], rows: list[list[str]]) -> None:
+    """Rows under headings, as wide as they need to be."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def short(value: float | None, unit: str = "") -> str:
+    """A number for people; a dash for None."""
+    return "-" if value is None else f"{value:.3g}{unit}" if abs(value) < 1000 else f"{value:,.0f}{unit}"
