@@ -76,7 +76,7 @@ def gradient(
     out = torch.zeros_like(whole.logprobs_N)
     for sequences in split:
         inputs, index = part(whole, sequences)
-        loss, _ = policy_loss(inputs, settings, normaliser)
+        loss, _, _ = policy_loss(inputs, settings, normaliser)
         loss.backward()  # type: ignore[no-untyped-call]
         assert inputs.logprobs_N.grad is not None
         out[index] = inputs.logprobs_N.grad
@@ -128,7 +128,7 @@ def test_a_huge_log_ratio_gives_a_finite_loss_and_gradient(
         reference_N=torch.full((4,), -1.0 - log_ratio),
         advantages_N=torch.full((4,), advantage),
     )
-    loss, tally = policy_loss(inputs, VARIANTS[variant], Normaliser.over("token_mean", lengths))
+    loss, tally, _ = policy_loss(inputs, VARIANTS[variant], Normaliser.over("token_mean", lengths))
     loss.backward()  # type: ignore[no-untyped-call]
     assert inputs.logprobs_N.grad is not None
     assert math.isfinite(float(loss.detach()))
@@ -158,7 +158,7 @@ def test_nan_is_reported_and_not_clamped_away(field: str) -> None:
     bad[2] = math.nan
     if field == "logprobs_N":
         bad.requires_grad_()
-    loss, _ = policy_loss(
+    loss, _, _ = policy_loss(
         dataclasses.replace(base, **{field: bad}), PLAIN, Normaliser.over("token_mean", [4])
     )
     assert math.isnan(float(loss.detach()))

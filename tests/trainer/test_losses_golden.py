@@ -43,7 +43,7 @@ def test_loss_and_gradient_agree(case: dict[str, Any]) -> None:
     settings = settings_of(case["settings"])
     inputs = packed(LOSSES["inputs"][case["inputs"]], settings)
     normaliser = Normaliser.over(case["settings"]["normaliser"], inputs.lengths_B.tolist())
-    loss, _ = policy_loss(inputs, settings, normaliser)
+    loss, _, _ = policy_loss(inputs, settings, normaliser)
     loss.backward()  # type: ignore[no-untyped-call]
     assert inputs.logprobs_N.grad is not None
     assert float(loss.detach()) == pytest.approx(case["loss"], abs=1e-5)
@@ -58,7 +58,7 @@ def test_the_cases_come_from_three_implementations_and_reach_every_branch() -> N
         settings = settings_of(case["settings"])
         inputs = packed(LOSSES["inputs"][case["inputs"]], settings)
         normaliser = Normaliser.over(case["settings"]["normaliser"], inputs.lengths_B.tolist())
-        _, tally = policy_loss(inputs, settings, normaliser)
+        _, tally, _ = policy_loss(inputs, settings, normaliser)
         clipped += tally.clipped
         outside += tally.outside
         what = f"{settings.kind}/{settings.correction.kind}/{settings.correction.level}"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,6 +106,14 @@ class Tally:
         return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
+class Outcome(NamedTuple):
+    """`loss`: scalar with gradient. `weights_N`: the correction's weights, None: none were applied."""
+
+    loss: Tensor
+    tally: Tally
+    weights_N: Tensor | None
+
+
 def kl_estimate(logprobs_N: Tensor, reference_N: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
     """Per-token estimate of KL(policy, reference), [N], with its gradient."""
     match estimator:
@@ -133,8 +141,8 @@ def clipped_objective(ratio_N: Tensor, advantages_N: Tensor, settings: LossSetti
     return loss_N, clipped_N
 
 
-def policy_loss(inputs: LossInputs, settings: LossSettings, normaliser: Normaliser) -> tuple[Tensor, Tally]:
-    """The micro-batch's share of the update's loss (scalar with gradient) and its tally.
+def policy_loss(inputs: LossInputs, settings: LossSettings, normaliser: Normaliser) -> Outcome:
+    """The micro-batch's share of the update's loss, and its tally.
 
     Raises ValueError when the settings ask for something the inputs do not carry.
     """
@@ -169,7 +177,8 @@ def policy_loss(inputs: LossInputs, settings: LossSettings, normaliser: Normalis
         kl=float(kl),
         entropy=0.0 if inputs.entropy_N is None else float(inputs.entropy_N.detach().sum()),
     )
-    return normaliser.total(loss_N, inputs.lengths_B), tally
+    total = normaliser.total(loss_N, inputs.lengths_B)
+    return Outcome(total, tally, None if weights is None else weights.weights_N)
 
 
 def _weights(inputs: LossInputs, settings: LossSettings) -> Weights | None:

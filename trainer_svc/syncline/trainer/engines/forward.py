@@ -1,0 +1,93 @@
+"""Log-probabilities of sampled tokens from one padded forward pass.
+
+Shape legend: B rows, T columns (right-padded), N sampled tokens of the micro-batch in row order, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from syncline.trainer.engine import Sample
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A micro-batch as tensors.
+
+    ids_BT, mask_BT, positions_BT   what the model reads; pads are on the right, under mask 0
+    row_N, column_N                 the cell that predicts each sampled token
+    target_N                        the sampled token
+    temperature_N                   float32
+    lengths_B                       sampled tokens per row
+    """
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    positions_BT: Tensor
+    row_N: Tensor
+    column_N: Tensor
+    target_N: Tensor
+    temperature_N: Tensor
+    lengths_B: Tensor
+
+
+def fed(sample: Sample) -> int:
+    """Tokens of `sample` that the model reads: up to the last one that predicts a sampled token."""
+    return sample.positions[-1]
+
+
+def rows_of(samples: Sequence[Sample], device: torch.device) -> Rows:
+    """Tensors of `samples`, one row each.
+
+    Pads are on the right: a causal model, recurrent layers included, has passed every real token before it
+    meets one, so what a row says does not depend on its neighbours.
+    """
+    width = max(fed(s) for s in samples)
+    ids_BT = torch.zeros(len(samples), width, dtype=torch.int64)
+    mask_BT = torch.zeros(len(samples), width, dtype=torch.int64)
+    for b, sample in enumerate(samples):
+        ids_BT[b, : fed(sample)] = torch.tensor(sample.tokens[: fed(sample)], dtype=torch.int64)
+        mask_BT[b, : fed(sample)] = 1
+    lengths_B = torch.tensor([len(s.positions) for s in samples])
+    positions_N = torch.tensor([p for s in samples for p in s.positions])
+    target_N = torch.tensor([s.tokens[p] for s in samples for p in s.positions])
+    temperature_B = torch.tensor([s.temperature for s in samples], dtype=torch.float32)
+    return Rows(
+        ids_BT=ids_BT.to(device),
+        mask_BT=mask_BT.to(device),
+        positions_BT=torch.arange(width).expand(len(samples), width).to(device),
+        row_N=torch.arange(len(samples)).repeat_interleave(lengths_B).to(device),
+        column_N=(positions_N - 1).to(device),
+        target_N=target_N.to(device),
+        temperature_N=temperature_B.repeat_interleave(lengths_B).to(device),
+        lengths_B=lengths_B.to(device),
+    )
+
+
+def sampled_logprobs(model: PreTrainedModel, rows: Rows, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    """log-softmax(logits / temperature) at the sampled ids, and the entropy there: float32 [N] each.
+
+    Only columns that predict a sampled token pass the output head. The entropy carries a gradient if
+    asked to.
+    """
+    first = int(rows.column_N.min())
+    last = int(rows.column_N.max())
+    logits_BKV = model(
+        input_ids=rows.ids_BT,
+        attention_mask=rows.mask_BT,
+        position_ids=rows.positions_BT,
+        use_cache=False,
+        logits_to_keep=torch.arange(first, last + 1, device=rows.ids_BT.device),
+    ).logits
+    logits_NV = logits_BKV[rows.row_N, rows.column_N - first].float() / rows.temperature_N[:, None]
+    logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
+    logprobs_N = logprobs_NV.gather(1, rows.target_N[:, None]).squeeze(1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
+    return logprobs_N, entropy_N

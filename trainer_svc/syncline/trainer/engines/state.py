@@ -1,0 +1,215 @@
+"""What a loaded torch engine holds: the model, its FP32 masters and the optimizer, and their way to disk.
+
+Files are safetensors and JSON: nothing here is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from syncline.contract.job import OptimizerSpec
+from syncline.reference.model import LoadedModel, ModelFolder, TextCodec, export_state, round_to_bf16
+
+WEIGHTS = "weights.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+
+
+class Live:
+    """A model under training. Parameter names are the model's own; tied parameters appear once.
+
+    rounded   the model holds BF16 values of the masters; otherwise it holds the masters themselves
+    """
+
+    def __init__(self, loaded: LoadedModel, optimizer: OptimizerSpec, rounded: bool) -> None:
+        self.loaded = loaded
+        self._spec = optimizer
+        self._rounded = rounded
+        self._model = dict(loaded.model.named_parameters())
+        self.masters: dict[str, Tensor] = {
+            name: nn.Parameter(p.detach().clone()) if rounded else p for name, p in self._model.items()
+        }
+        if rounded:
+            round_to_bf16(loaded.model)
+        self.optimizer = _optimizer(list(self.masters.values()), optimizer)
+
+    # ---- one step ---------------------------------------------------------------------------------------
+    def non_finite_gradients(self) -> list[str]:
+        """Names of the gradients that hold NaN or infinity."""
+        return [
+            f"gradient of {name}"
+            for name, p in self._model.items()
+            if p.grad is not None and not bool(p.grad.isfinite().all())
+        ]
+
+    def non_finite_weights(self) -> list[str]:
+        """Names of the master weights that hold NaN or infinity."""
+        return [f"weight {name}" for name, p in self.masters.items() if not bool(p.isfinite().all())]
+
+    def apply(self, update: int) -> float:
+        """Clip, step number `update` (from 1), and round into the model. Returns the norm before clipping."""
+        for name, p in self._model.items():
+            self.masters[name].grad = p.grad
+        norm = nn.utils.clip_grad_norm_(self.masters.values(), self._spec.clip_norm)
+        rate = self._spec.lr * min(1.0, update / self._spec.warmup) if self._spec.warmup else self._spec.lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        for master in self.masters.values():
+            master.grad = None
+        self._round()
+        return float(norm)
+
+    def _round(self) -> None:
+        if self._rounded:
+            with torch.no_grad():
+                for name, p in self._model.items():
+                    p.copy_(self.masters[name].to(torch.bfloat16))
+
+    # ---- disk -------------------------------------------------------------------------------------------
+    def write(self, folder: Path, durable: bool) -> None:
+        """Masters, buffers, optimizer and random state into `folder`. `durable`: fsynced."""
+        weights = {f"parameter.{name}": p.detach() for name, p in self.masters.items()}
+        weights |= {f"buffer.{name}": b for name, b in self._buffers().items()}
+        save_file({k: v.contiguous() for k, v in weights.items()}, folder / WEIGHTS)
+        save_file(self._optimizer_tensors() | {"rng.cpu": torch.get_rng_state()}, folder / OPTIMIZER)
+        if durable:
+            for name in (WEIGHTS, OPTIMIZER):
+                sync_file(folder / name)
+
+    def read(self, folder: Path) -> None:
+        """Inverse of `write`. Raises `ValueError` naming the file and tensor; then nothing has changed."""
+        weights = _read(folder / WEIGHTS)
+        state = _read(folder / OPTIMIZER)
+        targets = {f"parameter.{name}": p for name, p in self.masters.items()}
+        targets |= {f"buffer.{name}": b for name, b in self._buffers().items()}
+        _check(folder / WEIGHTS, weights, targets)
+        moments = _moments(folder / OPTIMIZER, state, self.masters)
+        with torch.no_grad():
+            for name, target in targets.items():
+                target.copy_(weights[name])
+        for name, tensors in moments.items():
+            self.optimizer.state[self.masters[name]] = tensors
+        for name in self.masters.keys() - moments.keys():
+            self.optimizer.state.pop(self.masters[name], None)
+        torch.set_rng_state(state["rng.cpu"])
+        self._round()
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Persistent buffers: part of a checkpoint, never trained."""
+        own = self.loaded.model.state_dict()
+        return {name: b for name, b in self.loaded.model.named_buffers() if name in own}
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        out: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            for field, value in self.optimizer.state.get(master, {}).items():
+                if isinstance(value, Tensor):  # plain SGD keeps a None here
+                    out[f"{field}.{name}"] = value.contiguous()
+        return out
+
+    def export(self, folder: Path, dtype: torch.dtype) -> dict[str, str]:
+        """`model.safetensors` and `config.json` in the new `folder`. Returns file -> sha256 hex."""
+        folder.mkdir(parents=True)
+        tensors = {
+            name: t.to(dtype) if t.is_floating_point() else t
+            for name, t in export_state(self.loaded.model, self.loaded.plan)
+        }
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_bytes((self.loaded.folder.path / "config.json").read_bytes())
+        files = {name: sync_file(folder / name) for name in ("model.safetensors", "config.json")}
+        sync_folder(folder)
+        sync_folder(folder.parent)
+        return files
+
+
+def sync_file(path: Path) -> str:
+    """fsync `path` and return the sha256 hex of its bytes."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """fsync a folder: its entries survive a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def import_code(folder: ModelFolder) -> None:
+    """Import everything that the model's architecture needs, without memory for a single weight.
+
+    So that the resident size before the first load is that of the code, and what sleep must return to.
+    """
+    with torch.device("meta"):
+        AutoModelForCausalLM.from_config(folder.config, trust_remote_code=False)
+    TextCodec(folder.path)
+
+
+def return_memory() -> None:
+    """Give freed memory back to the system: collect cycles, then let the allocator release its free pages."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
+        trim(0)
+
+
+def _optimizer(masters: list[Tensor], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    match spec.name:
+        case "adamw":
+            return torch.optim.AdamW(masters, lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
+        case "sgd":
+            return torch.optim.SGD(masters, lr=spec.lr, weight_decay=spec.weight_decay)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _check(path: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    for name in sorted(wanted.keys() | found.keys()):
+        if name not in found or name not in wanted:
+            raise ValueError(f"{path}: tensor {name} is {'missing' if name in wanted else 'unexpected'}")
+        if found[name].shape != wanted[name].shape or found[name].dtype != wanted[name].dtype:
+            raise ValueError(
+                f"{path}: tensor {name} is {found[name].dtype} {list(found[name].shape)}, "
+                f"the model has {wanted[name].dtype} {list(wanted[name].shape)}"
+            )
+
+
+def _moments(
+    path: Path, state: Mapping[str, Tensor], masters: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """Optimizer tensors per parameter, checked. A parameter that never stepped has none."""
+    out: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        if key == "rng.cpu":
+            continue
+        field, _, name = key.partition(".")
+        if name not in masters:
+            raise ValueError(f"{path}: tensor {key} is of no parameter of the model")
+        if tensor.dim() and tensor.shape != masters[name].shape:
+            raise ValueError(f"{path}: tensor {key} has shape {list(tensor.shape)}")
+        out.setdefault(name, {})[field] = tensor.to(masters[name].device) if tensor.dim() else tensor
+    if "rng.cpu" not in state:
+        raise ValueError(f"{path}: tensor rng.cpu is missing")
+    return out

@@ -1,0 +1,244 @@
+"""The plain torch engine: any causal LM of `transformers`, on CPU or one GPU.
+
+Numbers: master weights and optimizer state are FP32. Under the contract's trainer dtype bf16 the model
+that runs holds the masters rounded to BF16 values and multiplies them in FP32, so the trainer scores the
+very values that it exports. Under fp32 the model holds the masters themselves.
+
+Dropout is off while training: the log-probs of a step are those that any scorer of the version gets.
+Nothing here draws random numbers, and one thread adds in one order, so on CPU a step is repeatable to
+the bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from syncline.contract.job import JobSpec
+from syncline.contract.precision import RECIPES
+from syncline.reference.model import LoadedModel, load_model, model_folder, round_to_bf16
+from syncline.trainer.corrections import Correction
+from syncline.trainer.engine import Description, EngineAsleep, NonFiniteWeights, Sample, StepResult
+from syncline.trainer.engines import state
+from syncline.trainer.engines.forward import Rows, fed, rows_of, sampled_logprobs
+from syncline.trainer.loss import LossInputs, LossSettings, Normaliser, Tally, policy_loss
+from syncline.trainer.pack import micro_batches
+
+_LOGITS_BYTES = 256 << 20
+"""Bound on the FP32 logits of one forward pass, so that a large vocabulary shrinks the micro-batch."""
+
+
+def loss_settings(spec: JobSpec) -> LossSettings:
+    """The spec's loss branch as the loss functions take it."""
+    loss = spec.loss
+    return LossSettings(
+        kind=loss.kind,
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
+        dual_clip=loss.dual_clip,
+        entropy=loss.entropy,
+        correction=Correction(
+            loss.correction.kind, loss.correction.level, loss.correction.low, loss.correction.high
+        ),
+        kl=loss.kl.coefficient,
+        kl_estimator=loss.kl.estimator,
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one micro-batch gave; lists hold one entry per sample."""
+
+    loss: float
+    tally: Tally
+    non_finite: list[str]
+    logprobs: list[array[float]]
+    weights: list[array[float]]
+
+
+class TorchEngine:
+    """`engine.TrainerEngine` over one `transformers` model. `scratch` takes the state while it sleeps."""
+
+    def __init__(self, spec: JobSpec, models: Path, scratch: Path, device: str = "cpu") -> None:
+        self._spec = spec
+        self._contract = RECIPES[spec.precision.recipe]
+        if self._contract.compute != "fp32":
+            raise ValueError(f"precision.recipe {spec.precision.recipe!r}: the torch engine computes in fp32")
+        self._models = models
+        self._scratch = scratch
+        self._device = torch.device(device)
+        self._loss = loss_settings(spec)
+        self._live: state.Live | None = None
+        self._slept = False
+        self._reference: LoadedModel | None = None
+        self._description: Description | None = None
+        shutil.rmtree(scratch, ignore_errors=True)  # a dead process's sleep is no checkpoint
+        state.import_code(model_folder(models, spec.model.name))
+
+    # ---- memory -----------------------------------------------------------------------------------------
+    @property
+    def awake(self) -> bool:
+        return self._live is not None
+
+    def describe(self) -> Description:
+        if self._description is None:
+            raise EngineAsleep("the engine has not been loaded yet: wake it first")
+        return self._description
+
+    def wake(self) -> None:
+        if self._live is not None:
+            return
+        live = state.Live(self._load(), self._spec.optimizer, self._contract.trainer == "bf16")
+        if self._slept:
+            live.read(self._scratch)
+        if self._loss.kl > 0:
+            self._reference = self._load()
+            if self._contract.trainer == "bf16":
+                round_to_bf16(self._reference.model)
+        self._live = live
+        self._description = Description(
+            name="torch",
+            device=str(self._device),
+            parameters=sum(p.numel() for p in live.masters.values()),
+            tensors=tuple(live.loaded.plan.windows),
+            trainer_dtype=self._contract.trainer,
+            vocab=live.loaded.vocab,
+        )
+
+    def sleep(self) -> None:
+        if self._live is None:
+            return
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._live.write(self._scratch, durable=False)
+        self._slept = True
+        self._live = self._reference = None
+        state.return_memory()
+
+    def _load(self) -> LoadedModel:
+        loaded = load_model(self._models, self._spec.model, self._spec.seeds.model)
+        loaded.model.to(self._device)  # type: ignore[arg-type]  # transformers' stub wants a string
+        return loaded
+
+    def _need(self) -> state.Live:
+        if self._live is None:
+            raise EngineAsleep("the engine is asleep: wake it first")
+        return self._live
+
+    # ---- scores -----------------------------------------------------------------------------------------
+    def score(self, samples: Sequence[Sample]) -> list[array[float]]:
+        live = self._need()
+        out: list[array[float]] = [array("f")] * len(samples)
+        with torch.no_grad():
+            for indices in self._plan(samples):
+                rows = rows_of([samples[i] for i in indices], self._device)
+                logprobs_N, _ = sampled_logprobs(live.loaded.model, rows, False)
+                for i, part in zip(indices, _split(logprobs_N, rows.lengths_B), strict=True):
+                    out[i] = part
+        return out
+
+    def _plan(self, samples: Sequence[Sample]) -> list[list[int]]:
+        vocab = self._need().loaded.vocab
+        cells = min(self._spec.batch.micro_tokens, max(1, _LOGITS_BYTES // (4 * vocab)))
+        return micro_batches([fed(s) for s in samples], cells)
+
+    # ---- the update -------------------------------------------------------------------------------------
+    def step(self, samples: Sequence[Sample], update: int) -> StepResult:
+        live = self._need()
+        live.loaded.model.zero_grad(set_to_none=True)
+        logprobs: list[array[float]] = [array("f")] * len(samples)
+        weights: list[array[float]] = [array("f")] * len(samples)
+        normaliser = Normaliser.over(self._spec.loss.normaliser, [sum(s.loss_mask) for s in samples])
+        bad: list[str] = []
+        loss = 0.0
+        tally = Tally()
+        for indices in self._plan(samples):
+            part = self._micro(live, [samples[i] for i in indices], normaliser)
+            loss += part.loss
+            tally += part.tally
+            bad += part.non_finite
+            for n, i in enumerate(indices):
+                logprobs[i], weights[i] = part.logprobs[n], part.weights[n]
+        if normaliser.tokens == 0:
+            return StepResult(tuple(logprobs), tuple(weights), None, None, tally, tuple(bad), True)
+        bad += live.non_finite_gradients()
+        norm: float | None = None
+        if not bad:
+            norm = live.apply(update)
+            broken = live.non_finite_weights()
+            if broken:
+                raise NonFiniteWeights(f"update {update} left {', '.join(broken)} non-finite")
+        live.loaded.model.zero_grad(set_to_none=True)
+        return StepResult(
+            tuple(logprobs), tuple(weights), loss, norm, tally, tuple(sorted(set(bad))), bool(bad)
+        )
+
+    def _micro(self, live: state.Live, samples: Sequence[Sample], normaliser: Normaliser) -> _Part:
+        """Forward, loss and backward of one micro-batch; gradients add up in the model."""
+        rows = rows_of(samples, self._device)
+        logprobs_N, entropy_N = sampled_logprobs(live.loaded.model, rows, self._loss.entropy > 0)
+        in_loss_N = torch.tensor(list(b"".join(s.loss_mask for s in samples)), device=self._device).bool()
+        inputs = self._inputs(rows, samples, logprobs_N, entropy_N, in_loss_N)
+        parts = _split(logprobs_N.detach(), rows.lengths_B)
+        bad = [
+            f"logprobs of {s.trajectory}"
+            for s, part in zip(samples, parts, strict=True)
+            if not bool(torch.tensor(part).isfinite().all())
+        ]
+        weights_N = torch.zeros_like(logprobs_N).masked_fill(in_loss_N, 1.0).detach()
+        if normaliser.tokens == 0:
+            return _Part(0.0, Tally(), bad, parts, _split(weights_N, rows.lengths_B))
+        outcome = policy_loss(inputs, self._loss, normaliser)
+        if not bool(outcome.loss.isfinite()):
+            bad.append("loss")
+        outcome.loss.backward()  # type: ignore[no-untyped-call]
+        if outcome.weights_N is not None:
+            weights_N[in_loss_N] = outcome.weights_N
+        return _Part(
+            float(outcome.loss.detach()), outcome.tally, bad, parts, _split(weights_N, rows.lengths_B)
+        )
+
+    def _inputs(
+        self, rows: Rows, samples: Sequence[Sample], logprobs_N: Tensor, entropy_N: Tensor, in_loss_N: Tensor
+    ) -> LossInputs:
+        """The loss tokens alone. One optimizer step per update: the proximal policy is the present one."""
+        behaviour_N = torch.tensor([p for s in samples for p in s.behaviour], device=self._device)
+        advantages_B = torch.tensor([s.advantage for s in samples], device=self._device)
+        reference_N: Tensor | None = None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference_N = sampled_logprobs(self._reference.model, rows, False)[0][in_loss_N]
+        return LossInputs(
+            logprobs_N=logprobs_N[in_loss_N],
+            proximal_N=logprobs_N.detach()[in_loss_N],
+            behaviour_N=behaviour_N[in_loss_N],
+            advantages_N=advantages_B.repeat_interleave(rows.lengths_B)[in_loss_N],
+            lengths_B=torch.tensor([sum(s.loss_mask) for s in samples], device=self._device),
+            reference_N=reference_N,
+            entropy_N=entropy_N[in_loss_N],
+        )
+
+    # ---- files ------------------------------------------------------------------------------------------
+    def export(self, folder: Path) -> dict[str, str]:
+        live = self._need()
+        broken = live.non_finite_weights()
+        if broken:
+            raise NonFiniteWeights(f"not exported: {', '.join(broken)} non-finite")
+        dtype = torch.bfloat16 if self._contract.trainer == "bf16" else torch.float32
+        return live.export(folder, dtype)
+
+    def save(self, folder: Path) -> None:
+        self._need().write(folder, durable=True)
+
+    def load(self, folder: Path) -> None:
+        self._need().read(folder)
+
+
+def _split(values_N: Tensor, lengths_B: Tensor) -> list[array[float]]:
+    """One array('f') per row."""
+    return [array("f", part.tolist()) for part in values_N.split(lengths_B.tolist())]
