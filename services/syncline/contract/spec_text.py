@@ -39,6 +39,11 @@ def told(problem: Problem) -> str:
 
 def parse_json(text: str | bytes) -> JobSpec:
     """The spec that `text` says. Raises `SpecError`; text that is not JSON has one problem with path ""."""
+    return _checked(strict_json(text))
+
+
+def strict_json(text: str | bytes) -> Any:
+    """Any JSON, within the limits and without repeated keys. Raises `SpecError`."""
     source = _measured(text, _JSON_PARTS)
     try:
         loaded = json.loads(source, object_pairs_hook=_Object.of, parse_constant=_no_constant)
@@ -50,7 +55,7 @@ def parse_json(text: str | bytes) -> JobSpec:
     ]
     if repeated:
         raise SpecError(repeated[:MOST])
-    return _checked(loaded)
+    return loaded
 
 
 def parse_toml(text: str | bytes) -> JobSpec:

@@ -1,0 +1,58 @@
+"""`python -m syncline.gateway`: the gateway as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import uvicorn
+
+from syncline.gateway.app import create_app
+from syncline.runtime.bus import Bus
+from syncline.runtime.service import ServiceContext, run
+
+DEFAULT_PORT = 8080
+REDIS_SECONDS = 5.0  # a request does not wait longer for Redis; the client is told to come back
+
+
+def main(context: ServiceContext) -> None:
+    """Serve until told to stop."""
+    settings = context.settings
+    bus = Bus(settings.redis_url, deadline=REDIS_SECONDS)
+    app = create_app(settings, bus)
+    port = DEFAULT_PORT if settings.port is None else settings.port
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.host, port))
+        except OSError as error:
+            raise ValueError(f"cannot listen on {settings.host}:{port}: {error.strerror}") from None
+        context.port = listener.getsockname()[1]
+        url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{context.port}"
+        _announce(context, url)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
+            )
+        )
+        context.ready(True)
+        context.log.info("serving %s", url)
+        server.run(
+            sockets=[listener]
+        )  # takes SIGTERM and SIGINT while it serves, and passes them on at its end
+    bus.close()
+
+
+def _announce(context: ServiceContext, url: str) -> None:
+    """`gateway.json` in the run root: where this gateway answers."""
+    runs = context.settings.runs
+    runs.mkdir(parents=True, exist_ok=True)
+    part = runs / f"gateway.json.{os.getpid()}"
+    part.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+    part.replace(runs / "gateway.json")
+
+
+if __name__ == "__main__":
+    run("gateway", main, own_port=True)

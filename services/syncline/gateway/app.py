@@ -1,0 +1,57 @@
+"""The application: the door, the routes, the errors, and the OpenAPI document that describes all three."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from syncline.gateway import errors, events, jobs, progress, system, trajectories, versions
+from syncline.gateway.access import Gateway
+from syncline.gateway.answers import components
+from syncline.gateway.door import Door
+from syncline.runtime.bus import Bus
+from syncline.runtime.settings import Settings
+
+_LOOPBACK = ("127.", "localhost", "::1")
+_TITLE, _VERSION = "syncline", "1"
+_SAYS = "Jobs go in; jobs, versions and each token's path come out."
+
+
+def create_app(settings: Settings, bus: Bus) -> FastAPI:
+    """The gateway over `bus`. Raises `ValueError` for an open host without a token, or an empty token."""
+    require_token(settings)
+    app = FastAPI(title=_TITLE, version=_VERSION, description=_SAYS, docs_url=None, redoc_url=None)
+    gateway = Gateway(settings, bus)
+    app.state.gateway = gateway
+    for part in (system, jobs, progress, events, versions, trajectories):
+        app.include_router(part.router)
+    errors.install(app)
+    app.add_middleware(Door, token=settings.token, numbers=gateway.numbers)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def require_token(settings: Settings) -> None:
+    """Whoever listens beyond this machine must ask for a token, and no token is the empty one."""
+    if settings.token == "":
+        raise ValueError("SYNCLINE_TOKEN is empty: give a token, or unset it to serve this machine alone")
+    if settings.token is None and not settings.host.startswith(_LOOPBACK):
+        raise ValueError(
+            f"SYNCLINE_HOST {settings.host!r} is open to other machines: set SYNCLINE_TOKEN, or use 127.0.0.1"
+        )
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        made = get_openapi(title=_TITLE, version=_VERSION, description=_SAYS, routes=app.routes)
+        parts = made.setdefault("components", {})
+        parts["schemas"] = components()
+        parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        for path, operations in made["paths"].items():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)  # a problem, as 4XX says
+                operation["security"] = [{}] if path in ("/healthz", "/readyz") else [{"token": []}, {}]
+        app.openapi_schema = made
+    return app.openapi_schema

@@ -1,0 +1,199 @@
+"""Routes of jobs: submit, list, look at, and ask something of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from syncline.contract.events import Mode
+from syncline.contract.spec_text import strict_json
+from syncline.contract.streams import JOB, JOBS
+from syncline.gateway import examples
+from syncline.gateway.access import JOB_ID, Here, Limit, TheJob, only_known_parameters
+from syncline.gateway.answers import describe, reply
+from syncline.gateway.errors import Fault, Refusal
+from syncline.gateway.records import JobRecord, Progress, brief, find, from_fields, progress_of, view
+from syncline.gateway.shapes import Accepted, JobPage, JobView
+from syncline.gateway.submission import ask, ended, read_spec, submit
+from syncline.runtime.bus import Bus
+from syncline.runtime.settings import Settings
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(only_known_parameters)])
+
+
+class SwitchBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which mode is wanted."""
+
+    mode: Mode
+
+
+async def _body(request: Request) -> bytes:
+    return await request.body()
+
+
+Body = Annotated[bytes, Depends(_body)]
+
+_SPEC_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/JobSpec"},
+                "example": examples.SPEC,
+            },
+            "application/toml": {"schema": {"type": "string"}, "example": examples.SPEC_TOML},
+        },
+    }
+}
+_SWITCH_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"mode": {"enum": ["colocated", "disjoint"]}},
+                    "required": ["mode"],
+                    "additionalProperties": False,
+                },
+                "example": {"mode": "disjoint"},
+            }
+        },
+    }
+}
+
+
+@router.post(
+    "",
+    status_code=201,
+    openapi_extra=_SPEC_BODY,
+    responses={**describe(JobView, examples.JOB), **describe(JobView, examples.JOB, 201)},
+)
+def submit_job(
+    body: Body,
+    here: Here,
+    request: Request,
+    idempotency_key: Annotated[str | None, Header(description="the same key and spec: the same job")] = None,
+) -> Response:
+    """Submit a job spec as JSON or TOML. 201: a new job. 200: the key stands for this job already."""
+    spec = read_spec(body, request.headers.get("content-type", ""), here.settings)
+    made = submit(here.bus, spec, idempotency_key)
+    record = find(here.bus, here.settings, made.job)
+    if record is None:
+        raise Refusal(409, "idempotency-key-taken", f"this key stands for job {made.job}, which is gone")
+    headers = {"Location": f"/v1/jobs/{made.job}"}
+    return reply(view(record, _progress(here.bus, record)), 201 if made.new else 200, headers)
+
+
+@router.get("", responses=describe(JobPage, examples.JOB_PAGE))
+def list_jobs(
+    here: Here,
+    limit: Limit = 50,
+    after: Annotated[str | None, Query(description="`next` of the last page")] = None,
+) -> Response:
+    """Jobs, newest first; those too that only their folder still knows."""
+    known = _known(here.bus, here.settings)
+    start = 0
+    if after is not None:
+        start = next((i + 1 for i, (job, _) in enumerate(known) if job == after), -1)
+        if start < 0:
+            fault = Fault(path="after", message="names no job of this listing", hint="give `next` of a page")
+            raise Refusal(422, "parameter-refused", f"after: {fault.message}", errors=(fault,))
+    page = [job for job, _ in known[start : start + limit]]
+    records = _records(here.bus, here.settings, page)
+    recorded = [record.id for record in records if record.recorded]
+    progress = dict(zip(recorded, progress_of(here.bus, recorded), strict=True))
+    nothing = Progress(phase=None, last=None)
+    items = [brief(record, progress.get(record.id, nothing)) for record in records]
+    return reply(JobPage(items=items, next=page[-1] if start + limit < len(known) else None))
+
+
+@router.get("/{job}", responses=describe(JobView, examples.JOB))
+def get_job(record: TheJob, here: Here) -> Response:
+    """The job with its resolved spec and what it waits for."""
+    return reply(view(record, _progress(here.bus, record)))
+
+
+def _ask(
+    here: Here,
+    record: JobRecord,
+    body: bytes,
+    verb: Literal["cancel", "pause", "resume"],
+) -> Response:
+    if body not in (b"", b"{}"):
+        raise Refusal(422, "body-refused", f"{verb} takes no body")
+    if not record.recorded:
+        raise ended(record.state)
+    state = ask(here.bus, record.id, verb)
+    return reply(Accepted(job=record.id, verb=verb, state=state), 202)  # type: ignore[arg-type]
+
+
+@router.post("/{job}/cancel", status_code=202, responses=describe(Accepted, examples.accepted("cancel"), 202))
+def cancel_job(record: TheJob, here: Here, body: Body) -> Response:
+    """End the job now. 409 with its state if it has ended."""
+    return _ask(here, record, body, "cancel")
+
+
+@router.post("/{job}/pause", status_code=202, responses=describe(Accepted, examples.accepted("pause"), 202))
+def pause_job(record: TheJob, here: Here, body: Body) -> Response:
+    """Stop after what is in flight. A paused job stays paused."""
+    return _ask(here, record, body, "pause")
+
+
+@router.post("/{job}/resume", status_code=202, responses=describe(Accepted, examples.accepted("resume"), 202))
+def resume_job(record: TheJob, here: Here, body: Body) -> Response:
+    """Go on. A running job runs on."""
+    return _ask(here, record, body, "resume")
+
+
+@router.post(
+    "/{job}/mode",
+    status_code=202,
+    openapi_extra=_SWITCH_BODY,
+    responses=describe(Accepted, examples.accepted("switch"), 202),
+)
+def switch_job(record: TheJob, here: Here, body: Body) -> Response:
+    """Switch to another mode at run time. A job already in that mode stays in it."""
+    try:
+        wanted = msgspec.convert(strict_json(body), SwitchBody).mode
+    except msgspec.ValidationError as error:
+        raise Refusal(
+            422, "body-refused", str(error), errors=(Fault(path="mode", message=str(error)),)
+        ) from None
+    if not record.recorded:
+        raise ended(record.state)
+    if wanted == "disjoint" and record.spec.schedule.max_lag < 1:
+        message = "0 leaves disjoint pools nothing to overlap"
+        fault = Fault(path="schedule.max_lag", message=message, hint="submit the job with at least 1")
+        raise Refusal(422, "mode-refused", f"schedule.max_lag: {message}", errors=(fault,))
+    state = ask(here.bus, record.id, "switch", wanted)
+    return reply(Accepted(job=record.id, verb="switch", state=state), 202)  # type: ignore[arg-type]
+
+
+# ---- which jobs there are ---------------------------------------------------------------------------------
+def _known(bus: Bus, settings: Settings) -> list[tuple[str, float]]:
+    """Every job with the time it was made, newest first."""
+    found = {job.decode(): at for job, at in bus.zscores(JOBS.at())}
+    if settings.runs.is_dir():
+        for folder in settings.runs.iterdir():
+            spec = folder / "spec.json"
+            if folder.name not in found and JOB_ID.fullmatch(folder.name) and spec.is_file():
+                found[folder.name] = spec.stat().st_mtime
+    return sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _records(bus: Bus, settings: Settings, jobs: list[str]) -> list[JobRecord]:
+    replies: list[Any] = bus.many([("HGETALL", JOB.at(job)) for job in jobs]) if jobs else []
+    records = []
+    for job, flat in zip(jobs, replies, strict=True):
+        record = from_fields(settings, job, dict(zip(flat[::2], flat[1::2], strict=True)))
+        record = record or find(bus, settings, job)
+        if record is not None:
+            records.append(record)
+    return records
+
+
+def _progress(bus: Bus, record: JobRecord) -> Progress:
+    return progress_of(bus, [record.id])[0] if record.recorded else Progress(phase=None, last=None)

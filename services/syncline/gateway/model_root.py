@@ -1,0 +1,39 @@
+"""The model root: which models there are. A name never leads out of it, symlinks included."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from syncline.contract.job import ModelSpec, Problem
+
+
+def models(root: Path) -> list[str]:
+    """Names of the folders with a config.json whose real path lies under the real root, sorted."""
+    if not root.is_dir():
+        return []
+    return sorted(entry.name for entry in root.iterdir() if _inside(root, entry.name))
+
+
+def problems(root: Path, model: ModelSpec) -> list[Problem]:
+    """What keeps `model` from being used. Empty: nothing."""
+    if not _inside(root, model.name):
+        there = models(root)
+        near = difflib.get_close_matches(model.name, there, n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        listed = f"there are: {', '.join(there)}" if there else "there are none"
+        return [Problem(path="model.name", message=f"there is no model {model.name!r}", hint=guess + listed)]
+    if model.weights == "pretrained" and not any((root / model.name).glob("*.safetensors")):
+        return [
+            Problem(
+                path="model.weights",
+                message=f"model {model.name!r} has no safetensors",
+                hint="use 'random', or put the weights into its folder",
+            )
+        ]
+    return []
+
+
+def _inside(root: Path, name: str) -> bool:
+    config = root / name / "config.json"
+    return config.is_file() and config.resolve().is_relative_to(root.resolve())

@@ -1,0 +1,43 @@
+"""The gateway's own numbers, for Prometheus. Label sets are bounded: route templates, never ids or paths."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+MEDIA_TYPE = CONTENT_TYPE_LATEST
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+NO_ROUTE = "none"  # the label of every path that no route has
+
+
+class Numbers:
+    """One registry per application, so that two in one process do not share."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "syncline_gateway_requests",
+            "Requests answered",
+            ("method", "route", "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "syncline_gateway_seconds",
+            "Seconds until the answer began",
+            ("route",),
+            registry=self._registry,
+            buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10),
+        )
+        self.streams = Gauge(
+            "syncline_gateway_event_streams", "Event streams being served", registry=self._registry
+        )
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one answer. `route` is a template of the application, or `NO_ROUTE`."""
+        known = method if method in _METHODS else "other"
+        self._requests.labels(known, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self._registry)

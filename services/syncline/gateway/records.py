@@ -1,0 +1,169 @@
+"""Job records: from Redis while it knows the job, from the run folder afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from syncline.contract.events import JobState, Phase, UpdateMetrics, Wait
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import JOB, METRICS, PHASE
+from syncline.gateway.shapes import JobBrief, JobView, State
+from syncline.runtime.bus import BadMessage, Bus, unpack
+from syncline.runtime.settings import Settings
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a job. `recorded`: Redis has it; else all comes from its folder."""
+
+    id: str
+    spec: JobSpec
+    spec_hash: str
+    state: State
+    reason: str
+    waits: tuple[Wait, ...]
+    created: float | None
+    started: float | None
+    ended: float | None
+    recorded: bool
+    folder: Path
+    update: int = 0  # updates made, for a job that is not recorded; Redis says it otherwise
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    """The part of `summary.json` that a job's state needs."""
+
+    state: JobState
+    updates: int
+
+
+def find(bus: Bus, settings: Settings, job: str) -> JobRecord | None:
+    """The record of a well-formed job id, or None. Raises `BadMessage` for one that cannot be read."""
+    return from_fields(settings, job, bus.hgetall(JOB.at(job))) or _from_folder(settings, job)
+
+
+def from_fields(settings: Settings, job: str, fields: dict[bytes, bytes]) -> JobRecord | None:
+    """The record that the JOB hash holds, or None for an empty one."""
+    if b"spec" not in fields:
+        return None
+    return JobRecord(
+        id=job,
+        spec=_spec(f"{JOB.at(job)} spec", fields[b"spec"]),
+        spec_hash=fields[b"spec_hash"].decode(),
+        state=_decoded(f"{JOB.at(job)} state", b'"%b"' % fields[b"state"], JobState),
+        reason=fields.get(b"reason", b"").decode(),
+        waits=_decoded(f"{JOB.at(job)} waits", fields.get(b"waits") or b"[]", tuple[Wait, ...]),
+        created=_time(fields, b"created"),
+        started=_time(fields, b"started"),
+        ended=_time(fields, b"ended"),
+        recorded=True,
+        folder=settings.job_dir(job),
+    )
+
+
+def _from_folder(settings: Settings, job: str) -> JobRecord | None:
+    folder = settings.job_dir(job)
+    path = folder / "spec.json"
+    if not path.is_file():
+        return None
+    spec = _spec(f"spec.json of {job}", path.read_bytes())
+    summary = folder / "summary.json"
+    told = _decoded(f"summary.json of {job}", summary.read_bytes(), _Summary) if summary.is_file() else None
+    return JobRecord(
+        id=job,
+        spec=spec,
+        spec_hash=spec.hash(),
+        state=told.state if told else "unrecorded",
+        reason="" if told else "Redis no longer knows this job and its folder has no summary.json",
+        waits=(),
+        created=path.stat().st_mtime,
+        started=None,
+        ended=summary.stat().st_mtime if told else None,
+        recorded=False,
+        folder=folder,
+        update=told.updates if told else 0,
+    )
+
+
+def _spec(where: str, text: bytes) -> JobSpec:
+    try:
+        return JobSpec.model_validate_json(text)
+    except ValidationError as error:
+        raise BadMessage(
+            f"{where}: {error.error_count()} problems, the first at {error.errors()[0]['loc']}"
+        ) from None
+
+
+def _decoded(where: str, text: bytes, type: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=type)
+    except msgspec.MsgspecError as error:
+        raise BadMessage(f"{where}: {error}") from None
+
+
+def _time(fields: dict[bytes, bytes], name: bytes) -> float | None:
+    text = fields.get(name)
+    return float(text) if text else None
+
+
+# ---- as people see it -------------------------------------------------------------------------------------
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a recorded job stands now."""
+
+    phase: Phase | None
+    last: UpdateMetrics | None
+
+
+def progress_of(bus: Bus, jobs: list[str]) -> list[Progress]:
+    """Of each job, in one round trip."""
+    commands = [
+        c
+        for job in jobs
+        for c in (("GET", PHASE.at(job)), ("XREVRANGE", METRICS.at(job), "+", "-", "COUNT", 1))
+    ]
+    replies = bus.many(commands) if commands else []
+    found = []
+    for phase, rows in zip(replies[::2], replies[1::2], strict=True):
+        found.append(
+            Progress(
+                phase=unpack(phase, Phase) if phase else None,
+                last=unpack(rows[0][1][1], UpdateMetrics) if rows else None,
+            )
+        )
+    return found
+
+
+def brief(record: JobRecord, progress: Progress) -> JobBrief:
+    """The job in a listing."""
+    return JobBrief(**_common(record, progress))
+
+
+def view(record: JobRecord, progress: Progress) -> JobView:
+    """The job with its resolved spec."""
+    return JobView(
+        **_common(record, progress),
+        spec_hash=record.spec_hash,
+        spec=record.spec.model_dump(mode="json"),
+        waits=record.waits,
+        recorded=record.recorded,
+    )
+
+
+def _common(record: JobRecord, progress: Progress) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "name": record.spec.name,
+        "state": record.state,
+        "reason": record.reason,
+        "mode": progress.phase.mode if progress.phase else None,
+        "phase": progress.phase.phase if progress.phase else None,
+        "update": progress.last.update if progress.last else record.update,
+        "updates": record.spec.schedule.updates,
+        "reward": progress.last.reward if progress.last else None,
+        "created": record.created,
+        "started": record.started,
+        "ended": record.ended,
+    }

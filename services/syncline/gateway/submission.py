@@ -1,0 +1,121 @@
+"""A job enters: its spec is judged, its record and the request to the scheduler are written in one script."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from typing import Literal
+
+import msgspec
+
+from syncline.contract.events import TERMINAL_JOB_STATES, Mode, Request
+from syncline.contract.job import JobSpec
+from syncline.contract.spec_text import SpecError, parse_json, parse_toml
+from syncline.contract.streams import IDEMPOTENCY, JOB, JOBS, REQUESTS
+from syncline.environments.environment import validate
+from syncline.gateway import model_root
+from syncline.gateway.errors import Refusal
+from syncline.runtime.bus import Bus, pack
+from syncline.runtime.settings import Settings
+
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_KEPT = 24 * 3600  # seconds for which an idempotency key is remembered
+
+_SUBMIT = """
+-- KEYS: job, jobs, requests, and the idempotency key if there is one.
+-- ARGV: job id, spec hash, spec, name, created, request, seconds to remember the key.
+-- Returns "<job> <spec hash>" of the job that this key stands for: the new one, or an earlier one.
+local mine = ARGV[1] .. ' ' .. ARGV[2]
+if KEYS[4] then
+  local earlier = redis.call('GET', KEYS[4])
+  if earlier then return earlier end
+end
+if redis.call('EXISTS', KEYS[1]) == 1 then return mine end
+redis.call('HSET', KEYS[1], 'spec', ARGV[3], 'spec_hash', ARGV[2], 'name', ARGV[4], 'state', 'queued',
+           'reason', '', 'waits', '[]', 'created', ARGV[5])
+redis.call('ZADD', KEYS[2], ARGV[5], ARGV[1])
+redis.call('XADD', KEYS[3], '*', 'm', ARGV[6])
+if KEYS[4] then redis.call('SET', KEYS[4], mine, 'EX', ARGV[7]) end
+return mine
+"""
+
+_ASK = """
+-- KEYS: job, requests. ARGV: request, the terminal states. Returns {asked, state}; state '' for no such job.
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state then return {0, ''} end
+for i = 2, #ARGV do
+  if state == ARGV[i] then return {0, state} end
+end
+redis.call('XADD', KEYS[2], '*', 'm', ARGV[1])
+return {1, state}
+"""
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """The job that a submission stands for. `new`: it was made by this call."""
+
+    job: str
+    new: bool
+
+
+def read_spec(body: bytes, content_type: str, settings: Settings) -> JobSpec:
+    """The spec in a request's body, fully judged. Raises `SpecError`, or `Refusal` 415 for another type."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == "application/json":
+        spec = parse_json(body)
+    elif kind == "application/toml":
+        spec = parse_toml(body)
+    else:
+        raise Refusal(
+            415, "unsupported-media-type", "send a job spec as application/json or application/toml"
+        )
+    found = [
+        *validate(spec.task, spec.reward),
+        *model_root.problems(settings.models, spec.model),
+    ]
+    if found:
+        raise SpecError(found)
+    return spec
+
+
+def submit(bus: Bus, spec: JobSpec, key: str | None) -> Submitted:
+    """Make the job, or find the one that the idempotency key `key` stands for already.
+
+    Raises `Refusal`: 400 for a key that is no header-safe text, 409 for one that stands for another spec.
+    """
+    if key is not None and not _KEY.fullmatch(key):
+        raise Refusal(
+            400, "idempotency-key-refused", "Idempotency-Key must be 1 to 255 printable ASCII characters"
+        )
+    job, digest, now = f"j{secrets.token_hex(5)}", spec.hash(), time.time()
+    keys = [JOB.at(job), JOBS.at(), REQUESTS.at()]
+    if key is not None:
+        keys.append(IDEMPOTENCY.at(hashlib.sha256(key.encode()).hexdigest()))
+    request = pack(Request(verb="submit", job=job, at=now))
+    made: bytes = bus.script(_SUBMIT)(
+        keys, [job, digest, spec.canonical(), spec.name, repr(now), request, _KEPT]
+    )
+    owner, _, earlier = made.decode().partition(" ")
+    if earlier != digest:
+        raise Refusal(
+            409, "idempotency-key-taken", f"this Idempotency-Key stands for job {owner} with another spec"
+        )
+    return Submitted(owner, owner == job)
+
+
+def ask(
+    bus: Bus, job: str, verb: Literal["cancel", "pause", "resume", "switch"], mode: Mode | None = None
+) -> str:
+    """Hand a request to the scheduler; returns the job's state. Raises `Refusal` 409 for an ended job."""
+    request = pack(Request(verb=verb, job=job, mode=mode, at=time.time()))
+    asked, state = bus.script(_ASK)([JOB.at(job), REQUESTS.at()], [request, *sorted(TERMINAL_JOB_STATES)])
+    if not asked:
+        raise ended(state.decode() or "unrecorded")
+    return str(state.decode())
+
+
+def ended(state: str) -> Refusal:
+    """409: nothing can be asked of a job in this state."""
+    return Refusal(409, "job-ended", f"the job is {state}", state=state)
