@@ -109,10 +109,8 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
     for wait in view["waits"]:
         say(f"waits     {wait['owner']} for {wait['name']}: {wait['detail']}")
     for w in workers:
-        rate = short(w["tokens_per_second"], " tokens/s")
-        say(
-            f"worker    {w['worker']} {w['state']}, version {w['version'] or '-'}, {w['running']} running, {rate}"
-        )
+        figures = f"{w['running']} running, {short(w['tokens_per_second'], ' tokens/s')}"
+        say(f"worker    {w['worker']} {w['state']}, version {w['version'] or '-'}, {figures}")
 
 
 _LEDGER = ("submitted", "running", "buffered", "trained", "filtered", "failed", "expired")
