@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from syncline.contract.job import OptimizerSpec
 from syncline.reference.model import LoadedModel, ModelFolder, TextCodec, export_state, round_to_bf16
+from syncline.runtime.durable import sync_file, sync_folder
 
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -131,22 +130,6 @@ class Live:
         sync_folder(folder)
         sync_folder(folder.parent)
         return files
-
-
-def sync_file(path: Path) -> str:
-    """fsync `path` and return the sha256 hex of its bytes."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_folder(path: Path) -> None:
-    """fsync a folder: its entries survive a power cut."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def import_code(folder: ModelFolder) -> None:

@@ -1,0 +1,37 @@
+"""Files that survive a power cut: whole under their name, or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def sync_file(path: Path) -> str:
+    """fsync `path` and return the sha256 hex of its bytes."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """fsync a folder, so that the names in it are on disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Write `path` so that a reader, or a crash, finds the old bytes or the new ones and never a part.
+
+    The folder must exist. The temporary neighbour of a crashed writer is overwritten by the next one.
+    """
+    beside = path.with_name(f".{path.name}.part")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)
