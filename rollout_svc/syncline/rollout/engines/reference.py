@@ -1,0 +1,274 @@
+"""The reference rollout engine: any causal LM that `transformers` knows, in this process, on CPU.
+
+A *lane* is a batch with its weights. New requests join the newest lane; an older lane, kept by
+`continue_old`, only finishes what it has begun. At most two lanes exist, and beside them one staged set of
+weights and one spare.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from syncline.contract.job import ModelSpec
+from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, opened
+from syncline.reference.model import ModelFolder, empty_model, model_folder, stop_ids
+from syncline.reference.state import StatePlan, state_plan
+from syncline.rollout.engine import (
+    Chunk,
+    CommitPolicy,
+    Committed,
+    Description,
+    Experts,
+    OldVersion,
+    Request,
+    Score,
+    Staged,
+    StageFailed,
+)
+from syncline.rollout.engines.batching import Batch
+from syncline.rollout.engines.weights import RouteTap, Weights, check_manifest, release_memory
+from syncline.runtime.store import BlobStore
+
+
+class ReferenceEngine:
+    """See `RolloutEngine`.
+
+    models, spec   where the architecture comes from; its weights come from manifests alone
+    job, key       job id and manifest key: manifests of another job or signature are refused
+    max_running    requests decoded together
+    """
+
+    def __init__(self, models: Path, spec: ModelSpec, job: str, key: bytes, max_running: int) -> None:
+        self._folder: ModelFolder = model_folder(models, spec.name)
+        self._job, self._key = job, key
+        self._max_running = max_running
+        self._stop_ids = stop_ids(self._folder)
+        self._config = self._folder.config.get_text_config(decoder=True)
+        self._description, self._plan = self._describe()
+        self._lanes: list[Batch] = []  # oldest first; new requests join the last
+        self._staged: Weights | None = None
+        self._spare: Weights | None = None
+        self._draining = False
+        self._closed: list[Chunk] = []  # spans closed by a commit, for the next step to hand out
+        self._sampled = 0
+        self._newest: VersionId | None = None  # highest version ever served
+        self._asleep: SignedManifest | None = None  # what `wake` brings back
+        release_memory()
+
+    def _describe(self) -> tuple[Description, StatePlan]:
+        model = empty_model(self._folder)
+        taps = RouteTap(model)
+        description = Description(
+            engine="reference",
+            family=type(model).__name__,
+            double_buffer=True,
+            policies=("drain", "continue_old", "in_place"),
+            vocab=int(self._config.vocab_size),
+            stop_ids=self._stop_ids,
+            max_running=self._max_running,
+            experts=(taps.layers, taps.topk) if taps.layers else None,
+        )
+        return description, state_plan(model)
+
+    # ---- what it is
+    @property
+    def serving(self) -> tuple[VersionId, str] | None:
+        if not self._lanes:
+            return None
+        return self._lanes[-1].version, self._lanes[-1].weights.digest
+
+    @property
+    def staged(self) -> VersionId | None:
+        return self._staged.version if self._staged else None
+
+    @property
+    def running(self) -> int:
+        return sum(lane.running for lane in self._lanes)
+
+    @property
+    def room(self) -> int:
+        return 0 if self._draining or not self._lanes else self._max_running - self.running
+
+    @property
+    def sampled(self) -> int:
+        return self._sampled
+
+    def describe(self) -> Description:
+        return self._description
+
+    # ---- requests
+    def submit(self, request: Request) -> None:
+        if not self._lanes:
+            raise ValueError(f"trajectory {request.trajectory}: the engine holds no verified version")
+        if self.room < 1:
+            raise ValueError(
+                f"trajectory {request.trajectory}: no room ({self.running} of {self._max_running} run)"
+            )
+        if any(request.trajectory in lane.trajectories() for lane in self._lanes):
+            raise ValueError(f"trajectory {request.trajectory} runs already")
+        worst = max(request.prompt, default=-1)
+        if not request.prompt or worst >= self._description.vocab or min(request.prompt) < 0:
+            raise ValueError(
+                f"trajectory {request.trajectory}: prompt is empty or has an id outside the vocabulary"
+            )
+        total = len(request.prompt) + request.sampling.max_tokens
+        if total > self._config.max_position_embeddings:
+            raise ValueError(
+                f"trajectory {request.trajectory}: {len(request.prompt)} prompt tokens and {total} in all "
+                f"exceed the model's {self._config.max_position_embeddings} positions"
+            )
+        self._lanes[-1].waiting.append(request)
+
+    def step(self) -> list[Chunk]:
+        chunks, self._closed = self._closed, []
+        for lane in self._lanes:
+            before = lane.sampled
+            chunks.extend(lane.step())
+            self._sampled += lane.sampled - before
+        self._retire_lanes()
+        return chunks
+
+    def abort(self, trajectory: str) -> bool:
+        self._closed = [chunk for chunk in self._closed if chunk.trajectory != trajectory]
+        found = any(lane.drop(trajectory) for lane in self._lanes)
+        self._retire_lanes()
+        return found
+
+    def _retire_lanes(self) -> None:
+        for lane in self._lanes[:-1]:
+            if lane.running == 0:
+                self._spare = lane.weights
+                self._lanes.remove(lane)
+
+    # ---- scoring
+    @torch.inference_mode()
+    def score(
+        self, ids: Sequence[int], prompt: int, *, buffer: Literal["active", "staged"], experts: bool = False
+    ) -> Score:
+        weights = self._staged if buffer == "staged" else self._active()
+        if weights is None:
+            raise ValueError(f"there is no {buffer} version to score with")
+        if not 0 < prompt < len(ids):
+            raise ValueError(f"a prompt of {prompt} tokens leaves nothing to score of {len(ids)} ids")
+        ids_1T = torch.tensor([list(ids)], dtype=torch.int64)
+        with weights.taps.catching(experts) as caught:
+            logits_TV = weights.model(input_ids=ids_1T, use_cache=False).logits[0]
+        logprobs_SV = torch.log_softmax(logits_TV[prompt - 1 : -1].float(), dim=-1)
+        scored = logprobs_SV.gather(-1, ids_1T[0, prompt:, None])[:, 0]
+        routed = None
+        if caught:
+            stacked = weights.taps.stacked(caught)[:-1].numpy()
+            tokens, layers, topk = stacked.shape
+            routed = Experts(
+                stacked.tobytes(), (tokens, layers, topk), "u1" if stacked.itemsize == 1 else "u2"
+            )
+        return Score(logprobs=tuple(scored.tolist()), experts=routed)
+
+    # ---- versions
+    def stage(self, signed: SignedManifest, store: BlobStore) -> Staged:
+        started = time.monotonic()
+        manifest = opened(signed, self._key)
+        digest, active = manifest.digest(), self._active()
+        if manifest.job != self._job:
+            raise StageFailed(f"manifest of version {manifest.version} belongs to job {manifest.job}")
+        if self._newest is not None and manifest.version < self._newest:
+            raise OldVersion(
+                f"version {manifest.version} is older than {self._newest}, which has served here"
+            )
+        if active is not None and active.version == manifest.version and active.digest != digest:
+            raise StageFailed(
+                f"version {manifest.version} serves here with digest {active.digest}, not {digest}"
+            )
+        loaded = digest
+        held = [
+            w for w in (active, self._staged) if w and (w.version, w.digest) == (manifest.version, digest)
+        ]
+        if not held:
+            check_manifest(manifest, self._plan, self._folder)
+            loaded = self._load(signed, manifest, store)
+        fresh = held[0] if held else self._staged
+        same = active is not None and fresh is not None and active.contents == fresh.contents
+        return Staged(
+            version=manifest.version,
+            digest=digest,
+            loaded_digest=loaded,
+            nbytes=manifest.nbytes(),
+            seconds=time.monotonic() - started,
+            verdict="verified, unchanged" if same else "verified",
+        )
+
+    def _load(self, signed: SignedManifest, manifest: VersionManifest, store: BlobStore) -> str:
+        weights = self._staged or self._spare or Weights(self._folder, self._plan)
+        self._staged, self._spare = None, weights  # whatever fails below, what is half loaded never serves
+        loaded = weights.load(signed, manifest, store)
+        self._staged, self._spare = weights, None
+        return loaded
+
+    def commit(self, policy: CommitPolicy) -> Committed | None:
+        started = time.monotonic()
+        weights = self._staged
+        if weights is None or weights.version is None:
+            raise ValueError("there is no staged version to commit")
+        in_flight, recomputed = self.running, 0
+        if in_flight and policy.kind == "drain":
+            self._draining = True
+            return None
+        if policy.kind == "continue_old" and sum(lane.running > 0 for lane in self._lanes) > 1:
+            return None
+        if in_flight and policy.kind == "in_place":
+            recomputed = self._swap_in_place(weights, policy)
+        else:
+            self._lanes.append(Batch(weights, self._stop_ids, self._max_running))
+            self._retire_lanes()
+        self._staged, self._draining, self._newest = None, False, weights.version
+        return Committed(
+            version=weights.version,
+            digest=weights.digest,
+            pause=time.monotonic() - started,
+            in_flight=in_flight,
+            recomputed=recomputed,
+        )
+
+    def _swap_in_place(self, weights: Weights, policy: CommitPolicy) -> int:
+        """Every running request goes on under `weights`. Returns how many contexts were made anew."""
+        if len(self._lanes) > 1:
+            raise ValueError(
+                "in_place needs one batch, and an older version still has requests (continue_old)"
+            )
+        lane = self._lanes[0]
+        old = lane.weights
+        chunks, recomputed = lane.adopt(weights, policy.carried_age if policy.kv == "carried" else None)
+        self._closed.extend(chunks)
+        self._spare = old
+        return recomputed
+
+    def abort_stage(self) -> None:
+        if self._staged is not None:
+            self._spare, self._staged = self._staged, None
+        self._draining = False
+
+    def _active(self) -> Weights | None:
+        return self._lanes[-1].weights if self._lanes else None
+
+    # ---- memory
+    def sleep(self) -> None:
+        if self.running:
+            raise ValueError(f"{self.running} requests run: sleep is for an engine with nothing in flight")
+        active = self._active()
+        if active is not None:
+            self._asleep = active.signed
+        self._lanes, self._staged, self._spare, self._draining = [], None, None, False
+        del active
+        release_memory()
+
+    def wake(self, store: BlobStore) -> VersionId | None:
+        if self._lanes or self._asleep is None:
+            return self.serving[0] if self.serving else None
+        self.stage(self._asleep, store)
+        self.commit(CommitPolicy(kind="drain"))
+        return self.serving[0] if self.serving else None

@@ -1,0 +1,237 @@
+"""Per-request state of a decode batch: one row per request, all layer kinds, no padding in any recurrent
+state.
+
+Rows are slots 0..rows-1 of preallocated tensors. Attention layers store each token at one column shared by
+all rows: a row of length n occupies the columns [column - n, column), so a decode step writes one column and
+reads one window, and `transformers` sees what it knows as left padding. Linear-attention layers have one
+state per row; a decode step feeds each row exactly one real token, and prefill takes prompts of equal length
+only, so nothing that is padding ever reaches them.
+
+Legend: S slots, R live rows, C columns, H heads, D width, P tokens of a prefilled context.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import (
+    Cache,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
+
+_BLOCK = 64  # columns by which attention buffers grow at least
+
+
+class Geometry:
+    """What all layers share: live rows, and the window of columns in use."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.slots = 0
+        self.low = 0  # first column that any row uses
+        self.column = 0  # the next token's column
+        self.columns = 0  # columns allocated
+
+
+class ColumnLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
+    """Keys and values [S, H, C, D] (and index keys [S, C, D]) of one attention layer."""
+
+    def __init__(self, geometry: Geometry, window: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.geometry = geometry
+        self.window = window
+        self.is_sliding = window is not None
+        self.sliding_window = window
+        self.buffers: dict[str, Tensor] = {}
+        self.live: dict[str, Tensor] = {}
+
+    def place(self, rows: Tensor, source: Any, index: Tensor) -> None:
+        """Copy the prefilled contexts `index` of `source` to slots `rows`, ending at the shared column."""
+        names = ["keys", "values"]
+        if isinstance(source, DynamicIndexedLayer) and source.indexer_keys is not None:
+            names.append("indexer_keys")
+        for name in names:
+            context = getattr(source, name)
+            kept = context.shape[-2]
+            if name not in self.buffers:
+                shape = (self.geometry.slots, *context.shape[1:-2], self.geometry.columns, context.shape[-1])
+                # zeros: a masked column is multiplied by 0, and 0 times an undefined value may be NaN
+                self.buffers[name] = torch.zeros(shape, dtype=context.dtype)
+            end = self.geometry.column
+            self.buffers[name].narrow(-2, end - kept, kept)[rows] = context.index_select(0, index)
+
+    def resize(self, slots: int, columns: int) -> None:
+        for name, old in self.buffers.items():
+            new = torch.zeros((slots, *old.shape[1:-2], columns, old.shape[-1]), dtype=old.dtype)
+            new[: old.shape[0]].narrow(-2, 0, old.shape[-2]).copy_(old)
+            self.buffers[name] = new
+
+    def shift(self, source: int, target: int, count: int) -> None:
+        for buffer in self.buffers.values():
+            buffer.narrow(-2, target, count).copy_(buffer.narrow(-2, source, count).clone())
+
+    def move(self, source: int, target: int) -> None:
+        low, count = self.geometry.low, self.geometry.column - self.geometry.low
+        for buffer in self.buffers.values():
+            buffer[target].narrow(-2, low, count).copy_(buffer[source].narrow(-2, low, count))
+
+    def refresh(self) -> None:
+        self.live = {name: buffer[: self.geometry.rows] for name, buffer in self.buffers.items()}
+
+    # ---- what transformers calls during a forward pass
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return self._append("keys", key_states), self._append("values", value_states)
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        return self._append("indexer_keys", indexer_key_states)
+
+    def _append(self, name: str, new: Tensor) -> Tensor:
+        buffer, column = self.live[name], self.geometry.column
+        buffer.select(-2, column).copy_(new.select(-2, 0))
+        length, _ = self.get_mask_sizes(1)
+        return buffer.narrow(-2, column + 1 - length, length)
+
+    def get_seq_length(self) -> int:
+        return self.geometry.column - self.geometry.low
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        seen = self.geometry.column - self.geometry.low
+        if self.window is None or seen < self.window:
+            return seen + query_length, 0
+        return self.window - 1 + query_length, seen - self.window + 1
+
+
+class StateLayer(LinearAttentionLayer):
+    """Convolution and recurrent states [S, ...] of one linear-attention layer."""
+
+    def __init__(self, geometry: Geometry, number_of_states: int) -> None:
+        super().__init__(number_of_states=number_of_states)
+        self.geometry = geometry
+        self.buffers: dict[tuple[str, int], Tensor] = {}
+
+    def place(self, rows: Tensor, source: Any, index: Tensor) -> None:
+        """Copy the prefilled states `index` of `source` to slots `rows`."""
+        for kind, states in (("conv", source.conv_states), ("recurrent", source.recurrent_states)):
+            for i, state in states.items():
+                if state is None:
+                    continue
+                if (kind, i) not in self.buffers:
+                    self.buffers[kind, i] = torch.zeros(
+                        (self.geometry.slots, *state.shape[1:]), dtype=state.dtype
+                    )
+                self.buffers[kind, i][rows] = state.index_select(0, index)
+        for i in range(self.number_of_states):
+            self.conv_kernel_size[i] = source.conv_kernel_size[i]
+            self.is_conv_states_initialized[i] = source.is_conv_states_initialized[i]
+            self.is_recurrent_states_initialized[i] = source.is_recurrent_states_initialized[i]
+            self.has_previous_state[i] = source.has_previous_state[i]
+        self.device, self.dtype = source.device, source.dtype
+
+    def resize(self, slots: int, columns: int) -> None:
+        for key, old in self.buffers.items():
+            self.buffers[key] = torch.zeros((slots, *old.shape[1:]), dtype=old.dtype)
+            self.buffers[key][: old.shape[0]].copy_(old)
+
+    def shift(self, source: int, target: int, count: int) -> None:
+        """States have no columns."""
+
+    def move(self, source: int, target: int) -> None:
+        for buffer in self.buffers.values():
+            buffer[target].copy_(buffer[source])
+
+    def refresh(self) -> None:
+        # views: transformers updates these states in place
+        for (kind, i), buffer in self.buffers.items():
+            states = self.conv_states if kind == "conv" else self.recurrent_states
+            states[i] = buffer[: self.geometry.rows]
+
+
+class SlotCache(Cache):
+    """The whole batch's state as the `cache` argument of a decode step."""
+
+    def __init__(self, config: Any) -> None:
+        self.geometry = Geometry()
+        self.slot_layers: list[ColumnLayer | StateLayer] = [
+            _slot_layer(layer, self.geometry) for layer in DynamicCache(config=config).layers
+        ]
+        super().__init__(layers=list(self.slot_layers))
+
+    def place(self, rows: Tensor, source: DynamicCache, index: Tensor, length: int) -> None:
+        """Give slots `rows` the contexts `index` [len(rows)] of a prefill of `length` tokens each.
+
+        New rows follow the live ones without a gap; call `set_rows` afterwards.
+        """
+        self._make_room(int(rows.max()) + 1, length)
+        for own, prefilled in zip(self.slot_layers, source.layers, strict=True):
+            own.place(rows, prefilled, index)
+
+    def set_rows(self, rows: int, longest: int) -> None:
+        """`rows` rows are live; the longest context has `longest` tokens."""
+        self.geometry.rows = rows
+        self.geometry.low = self.geometry.column - longest
+        for layer in self.slot_layers:
+            layer.refresh()
+
+    def reserve(self) -> None:
+        """Make sure of a free column for the next step."""
+        if self.geometry.column >= self.geometry.columns:
+            self._make_room(0, 0)
+
+    def advance(self) -> None:
+        """A decode step has filled the shared column."""
+        self.geometry.column += 1
+
+    def move(self, source: int, target: int) -> None:
+        """Copy slot `source` over slot `target`."""
+        for layer in self.slot_layers:
+            layer.move(source, target)
+
+    def _make_room(self, slots: int, length: int) -> None:
+        """Room for `slots` slots, a context of `length` tokens, and the next token."""
+        g = self.geometry
+        used = g.column - g.low if g.rows else 0
+        need = max(used, length)
+        fits = need <= g.column < g.columns
+        columns = g.columns if fits else max(g.columns, _grown(need))
+        if slots > g.slots or columns > g.columns:
+            g.slots = max(slots, 2 * g.slots) if slots > g.slots else g.slots
+            g.columns = columns
+            for layer in self.slot_layers:
+                layer.resize(g.slots, g.columns)
+        if not fits:
+            # the window goes as far left as the longest context allows
+            shift = need - g.column
+            if used and shift:
+                for layer in self.slot_layers:
+                    layer.shift(g.low, g.low + shift, used)
+            g.column += shift
+            g.low += shift
+        for layer in self.slot_layers:
+            layer.refresh()
+
+
+def _grown(need: int) -> int:
+    """Columns to allocate for `need`: twice as many, in blocks, so that moving and growing are rare."""
+    return -(-2 * (need + 1) // _BLOCK) * _BLOCK
+
+
+def _slot_layer(layer: Any, geometry: Geometry) -> ColumnLayer | StateLayer:
+    match layer:
+        case DynamicSlidingWindowLayer():
+            return ColumnLayer(geometry, layer.sliding_window)
+        case DynamicLayer() if type(layer) in (DynamicLayer, DynamicIndexedLayer):
+            return ColumnLayer(geometry, None)
+        case LinearAttentionLayer() if type(layer) is LinearAttentionLayer:
+            return StateLayer(geometry, layer.number_of_states)
+        case _:
+            raise ValueError(
+                f"the reference engine does not know cache layers of kind {type(layer).__name__}"
+            )
