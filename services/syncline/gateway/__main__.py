@@ -9,6 +9,7 @@ import socket
 import uvicorn
 
 from syncline.gateway.app import create_app
+from syncline.gateway.reporter import keep_reporting
 from syncline.runtime.bus import Bus
 from syncline.runtime.service import ServiceContext, run
 
@@ -37,6 +38,7 @@ def main(context: ServiceContext) -> None:
                 app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
             )
         )
+        context.thread("reporter", lambda: keep_reporting(context.bus, settings, context.stopping))
         context.ready(True)
         context.log.info("serving %s", url)
         server.run(

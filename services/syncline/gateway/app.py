@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from syncline.gateway import errors, events, jobs, progress, system, trajectories, versions
+from syncline.gateway import errors, events, jobs, page, progress, reports, system, trajectories, versions
 from syncline.gateway.access import Gateway
 from syncline.gateway.answers import components
 from syncline.gateway.door import Door
@@ -25,7 +25,7 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
     app = FastAPI(title=_TITLE, version=_VERSION, description=_SAYS, docs_url=None, redoc_url=None)
     gateway = Gateway(settings, bus)
     app.state.gateway = gateway
-    for part in (system, jobs, progress, events, versions, trajectories):
+    for part in (page, system, jobs, progress, events, versions, trajectories, reports):
         app.include_router(part.router)
     errors.install(app)
     app.add_middleware(Door, token=settings.token, numbers=gateway.numbers)
