@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+
 from syncline.contract.token_path import Trajectory
 from syncline.contract.version_path import VersionId, VersionManifest, opened
 from syncline.runtime.store import BlobStore

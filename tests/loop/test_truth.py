@@ -10,6 +10,7 @@ from cold import gap, score_span
 from guarantees import check, segment_files
 from specs import spec
 from stack import ROOT, Stack
+
 from syncline.contract.token_path import Trajectory
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments

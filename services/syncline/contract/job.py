@@ -33,13 +33,16 @@ class ModelSpec(_Part):
 class TaskSpec(_Part):
     environment: Literal["characters", "reasoning_gym", "jsonl"] = "characters"
     options: dict[str, str | int | float | bool | list[str | int | float]] = Field(
-        default_factory=dict, description="what the environment itself takes; it refuses what it does not know"
+        default_factory=dict,
+        description="what the environment itself takes; it refuses what it does not know",
     )
 
 
 class RewardSpec(_Part):
     source: Literal["environment", "python", "http"] = "environment"
-    function: str | None = Field(None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function")
+    function: str | None = Field(
+        None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function"
+    )
     url: str | None = Field(None, pattern=r"^https?://\S+$")
     timeout: float = Field(5.0, gt=0, le=3600, description="seconds for one trajectory")
     memory_mb: int = Field(512, ge=64, le=65536)
@@ -67,7 +70,8 @@ class BatchSpec(_Part):
     group_size: int = Field(8, ge=1, le=4096)
     micro_tokens: int = Field(16384, ge=1, description="tokens per forward pass of the trainer")
     incomplete: Literal["train_if_two", "drop"] = Field(
-        "train_if_two", description="a group with lost or unscored members: train with at least two, or drop it"
+        "train_if_two",
+        description="a group with lost or unscored members: train with at least two, or drop it",
     )
 
 
@@ -98,7 +102,8 @@ class LossSpec(_Part):
         "group_std", description="group_std: (r - mean) / std; group_mean: r - mean"
     )
     normaliser: Literal["token_mean", "sequence_mean"] = Field(
-        "token_mean", description="over all loss tokens of the update, or over sequences of each one's token mean"
+        "token_mean",
+        description="over all loss tokens of the update, or over sequences of each one's token mean",
     )
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.2, gt=0)
@@ -119,11 +124,14 @@ class ScheduleSpec(_Part):
     max_lag: int = Field(1, ge=0, le=1000)
     lag_policy: Literal["wait", "expire", "mask_old_tokens"] = "wait"
     in_flight: Literal["drain", "continue_old", "in_place"] = "continue_old"
-    kv: Literal["recomputed", "carried"] = Field("recomputed", description="with in_place: what happens to the KV")
+    kv: Literal["recomputed", "carried"] = Field(
+        "recomputed", description="with in_place: what happens to the KV"
+    )
     carried_age: int = Field(1, ge=1, description="with kv carried: versions a KV entry may be behind")
     switches: tuple[SwitchPlan, ...] = ()
     policy: Literal["fixed", "measured"] = Field(
-        "fixed", description="fixed: the mode changes by `switches` and by request; measured: also by phase times"
+        "fixed",
+        description="fixed: the mode changes by `switches` and by request; measured: also by phase times",
     )
 
 
@@ -157,16 +165,24 @@ class SeedSpec(_Part):
 
 
 class RetentionSpec(_Part):
-    versions: int = Field(4, ge=2, description="newest versions whose blobs are kept; named ones are kept anyway")
+    versions: int = Field(
+        4, ge=2, description="newest versions whose blobs are kept; named ones are kept anyway"
+    )
     hours: float = Field(168.0, gt=0, description="how long the ledger of an ended job stays in Redis")
 
 
 class LimitSpec(_Part):
     attempts: int = Field(5, ge=1, le=100, description="tries at one trajectory before it ends as failed")
-    batch_wait: float = Field(600.0, gt=0, description="seconds the trainer may wait for a batch before the job fails")
-    activation_wait: float = Field(120.0, gt=0, description="seconds one version may take from minted to active")
+    batch_wait: float = Field(
+        600.0, gt=0, description="seconds the trainer may wait for a batch before the job fails"
+    )
+    activation_wait: float = Field(
+        120.0, gt=0, description="seconds one version may take from minted to active"
+    )
     worker_start: float = Field(180.0, gt=0, description="seconds a process may take to report for duty")
-    worker_idle: float = Field(30.0, gt=0, description="seconds after which a silent worker's requests are taken over")
+    worker_idle: float = Field(
+        30.0, gt=0, description="seconds after which a silent worker's requests are taken over"
+    )
 
 
 class DeviceSpec(_Part):
@@ -214,63 +230,6 @@ class Problem(BaseModel):
     path: str
     message: str
     hint: str = ""
-
-
-def problems(spec: JobSpec) -> list[Problem]:
-    """Combinations that are well-typed and impossible. Empty: the spec can run."""
-    found: list[Problem] = []
-
-    def add(path: str, message: str, hint: str) -> None:
-        found.append(Problem(path=path, message=message, hint=hint))
-
-    if spec.batch.group_size < 2:
-        add(
-            "batch.group_size",
-            f"{spec.batch.group_size} sample per group leaves a group-relative advantage undefined",
-            "use at least 2",
-        )
-    cut = spec.sampling.top_p < 1 or spec.sampling.top_k > 0
-    corrects = spec.loss.correction.kind != "none" or spec.loss.kind in ("cispo", "gspo", "decoupled_ppo")
-    if cut and corrects and not spec.sampling.record_mask:
-        add(
-            "sampling.top_p" if spec.sampling.top_p < 1 else "sampling.top_k",
-            "an importance correction needs the true sampling distribution, and the cut support is not recorded",
-            "set top_p = 1 and top_k = 0, or loss.correction.kind = 'none' with loss.kind = 'ppo'",
-        )
-    if spec.sampling.record_mask:
-        add("sampling.record_mask", "recording the sampling mask is not offered yet", "set it to false")
-    ever_disjoint = spec.schedule.mode == "disjoint" or any(s.mode == "disjoint" for s in spec.schedule.switches)
-    ever_disjoint = ever_disjoint or spec.schedule.policy == "measured"
-    if ever_disjoint and spec.schedule.max_lag < 1:
-        add("schedule.max_lag", "0 leaves disjoint pools nothing to overlap", "use at least 1, or stay colocated")
-    if spec.sampling.min_tokens > spec.sampling.max_tokens:
-        add("sampling.min_tokens", "is larger than sampling.max_tokens", f"use at most {spec.sampling.max_tokens}")
-    if spec.precision.recipe not in RECIPES:
-        add("precision.recipe", f"there is no recipe {spec.precision.recipe!r}", f"one of {', '.join(sorted(RECIPES))}")
-    if spec.reward.source == "python" and spec.reward.function is None:
-        add("reward.function", "is missing for source 'python'", "give module:function")
-    if spec.reward.source == "http" and spec.reward.url is None:
-        add("reward.url", "is missing for source 'http'", "give the scorer's URL")
-    if spec.reward.source != "python" and spec.reward.function is not None:
-        add("reward.function", f"has no meaning for source {spec.reward.source!r}", "leave it out or use 'python'")
-    if spec.reward.source != "http" and spec.reward.url is not None:
-        add("reward.url", f"has no meaning for source {spec.reward.source!r}", "leave it out or use source 'http'")
-    if len(spec.rollout.pace) not in (0, spec.rollout.workers):
-        add("rollout.pace", f"has {len(spec.rollout.pace)} entries for {spec.rollout.workers} workers", "one per worker")
-    if spec.loss.correction.low >= spec.loss.correction.high:
-        add("loss.correction.low", "is not below loss.correction.high", "low < high")
-    last = 0
-    mode = spec.schedule.mode
-    for i, switch in enumerate(spec.schedule.switches):
-        path = f"schedule.switches.{i}"
-        if switch.at_update <= last:
-            add(f"{path}.at_update", "does not rise", f"use more than {last}")
-        if switch.at_update >= spec.schedule.updates:
-            add(f"{path}.at_update", "is not before the last update", f"use less than {spec.schedule.updates}")
-        if switch.mode == mode:
-            add(f"{path}.mode", f"the job is {mode} already at that update", "name the other mode")
-        last, mode = switch.at_update, switch.mode
-    return found
 
 
 def schema() -> dict[str, Any]:

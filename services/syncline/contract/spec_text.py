@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from syncline.contract.job import JobSpec, Problem, problems
+from syncline.contract.job import JobSpec, Problem
+from syncline.contract.job_rules import problems
 from syncline.contract.spec_problems import MOST, explain
 
 MAX_BYTES = 1 << 20

@@ -176,59 +176,66 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(trajectory: Trajectory) -> Trajectory:
     """Return `trajectory` if all its parts agree, else raise `BadTrajectory` naming the part."""
+    for complaint in (_segments(trajectory), _arrays(trajectory), _spans(trajectory), _experts(trajectory)):
+        if complaint:
+            raise BadTrajectory(f"trajectory {trajectory.trajectory}: {complaint}")
+    return trajectory
 
-    def refuse(what: str) -> BadTrajectory:
-        return BadTrajectory(f"trajectory {trajectory.trajectory}: {what}")
 
-    t = trajectory
+def _segments(t: Trajectory) -> str:
     edge = 0
     for segment in t.segments:
         if segment.start != edge or segment.end <= segment.start:
-            raise refuse(f"segment {segment.kind} [{segment.start}, {segment.end}) does not continue at {edge}")
+            return f"segment {segment.kind} [{segment.start}, {segment.end}) does not continue at {edge}"
         edge = segment.end
     if edge != len(t.tokens):
-        raise refuse(f"segments end at {edge}, tokens at {len(t.tokens)}")
+        return f"segments end at {edge}, tokens at {len(t.tokens)}"
     if not t.segments or t.segments[0].kind != "prompt":
-        raise refuse("the first segment must be the prompt")
+        return "the first segment must be the prompt"
+    return ""
+
+
+def _arrays(t: Trajectory) -> str:
     sampled = sum(s.end - s.start for s in t.segments if s.kind == "sampled")
     if sampled == 0:
-        raise refuse("no sampled token")
+        return "no sampled token"
     if len(t.logprobs) != sampled:
-        raise refuse(f"{len(t.logprobs)} log-probs for {sampled} sampled tokens")
+        return f"{len(t.logprobs)} log-probs for {sampled} sampled tokens"
     if len(t.loss_mask) != sampled:
-        raise refuse(f"loss mask of {len(t.loss_mask)} for {sampled} sampled tokens")
+        return f"loss mask of {len(t.loss_mask)} for {sampled} sampled tokens"
     for i, logprob in enumerate(t.logprobs):
         if not -1e30 < logprob <= 1e-5:  # also refuses NaN
-            raise refuse(f"log-prob {logprob} at sampled token {i}")
+            return f"log-prob {logprob} at sampled token {i}"
+    return ""
+
+
+def _spans(t: Trajectory) -> str:
     edge = 0
     for span in t.spans:
         if span.start != edge or span.end <= span.start:
-            raise refuse(f"span [{span.start}, {span.end}) does not continue at {edge}")
+            return f"span [{span.start}, {span.end}) does not continue at {edge}"
         edge = span.end
-    if edge != sampled:
-        raise refuse(f"spans end at {edge}, sampled tokens at {sampled}")
+    if edge != t.sampled:
+        return f"spans end at {edge}, sampled tokens at {t.sampled}"
     for before, after in pairwise(t.spans):
         if after.version < before.version:
-            raise refuse(f"version falls from {before.version} to {after.version} at token {after.start}")
-        if (before.version, before.digest, before.adapter, before.context, before.carried_age, before.worker) == (
-            after.version,
-            after.digest,
-            after.adapter,
-            after.context,
-            after.carried_age,
-            after.worker,
-        ):
-            raise refuse(f"neighbouring spans at token {after.start} do not differ")
-    if (t.expert_ids is None) != (t.expert_shape is None) or (t.expert_ids is None) != (t.expert_dtype is None):
-        raise refuse("expert_ids, expert_shape and expert_dtype come together or not at all")
-    if t.expert_ids is not None and t.expert_shape is not None:
-        tokens, layers, topk = t.expert_shape
-        width = 1 if t.expert_dtype == "u1" else 2
-        if tokens != len(t.tokens) - 1:
-            raise refuse(f"expert ids for {tokens} tokens, expected {len(t.tokens) - 1}")
-        if len(t.expert_ids) != tokens * layers * topk * width:
-            raise refuse(f"expert ids of {len(t.expert_ids)} bytes for shape {t.expert_shape}")
-    return trajectory
+            return f"version falls from {before.version} to {after.version} at token {after.start}"
+        if msgspec.structs.replace(before, start=after.start, end=after.end) == after:
+            return f"neighbouring spans at token {after.start} do not differ"
+    return ""
+
+
+def _experts(t: Trajectory) -> str:
+    parts = (t.expert_ids, t.expert_shape, t.expert_dtype)
+    if t.expert_ids is None or t.expert_shape is None or t.expert_dtype is None:
+        together = all(part is None for part in parts)
+        return "" if together else "expert_ids, expert_shape and expert_dtype come together or not at all"
+    tokens, layers, topk = t.expert_shape
+    if tokens != len(t.tokens) - 1:
+        return f"expert ids for {tokens} tokens, expected {len(t.tokens) - 1}"
+    if len(t.expert_ids) != tokens * layers * topk * (1 if t.expert_dtype == "u1" else 2):
+        return f"expert ids of {len(t.expert_ids)} bytes for shape {t.expert_shape}"
+    return ""
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -320,5 +327,7 @@ def parse_trajectory_id(trajectory: str) -> tuple[str, int, int]:
     job, _, rest = trajectory.partition("-")
     group, _, index = rest.partition("-")
     if not job or not group.isdecimal() or not index.isdecimal():
-        raise ValueError(f"trajectory id {trajectory!r} is not of the form JOB-GROUP-INDEX, such as j1a2b3c-12-3")
+        raise ValueError(
+            f"trajectory id {trajectory!r} is not of the form JOB-GROUP-INDEX, such as j1a2b3c-12-3"
+        )
     return job, int(group), int(index)

@@ -185,7 +185,9 @@ class Minted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     parent: VersionId | None
     optimizer_step: int
     contract: str
-    artefact: str  # folder under the run folder that holds the trainer's export (`*.safetensors`, config.json)
+    artefact: (
+        str  # folder under the run folder that holds the trainer's export (`*.safetensors`, config.json)
+    )
     files: dict[str, str]  # file name -> sha256 hex, so that a file replaced later is found
     canaries: tuple[Canary, ...]
     traceparent: str

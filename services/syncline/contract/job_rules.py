@@ -1,0 +1,108 @@
+"""Combinations of a job spec that are well-typed and impossible. Each rule is one function; all run at submit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from syncline.contract.job import JobSpec, Problem
+from syncline.contract.precision import RECIPES
+
+
+def problems(spec: JobSpec) -> list[Problem]:
+    """Everything wrong with `spec`. Empty: it can run."""
+    return [problem for rule in RULES for problem in rule(spec)]
+
+
+def _problem(path: str, message: str, hint: str) -> Problem:
+    return Problem(path=path, message=message, hint=hint)
+
+
+def _batch(spec: JobSpec) -> Iterator[Problem]:
+    size = spec.batch.group_size
+    if size < 2:
+        yield _problem(
+            "batch.group_size",
+            f"{size} sample per group leaves a group-relative advantage undefined",
+            "use at least 2",
+        )
+
+
+def _sampling(spec: JobSpec) -> Iterator[Problem]:
+    sampling = spec.sampling
+    cut = sampling.top_p < 1 or sampling.top_k > 0
+    corrects = spec.loss.correction.kind != "none" or spec.loss.kind in ("cispo", "gspo", "decoupled_ppo")
+    if cut and corrects and not sampling.record_mask:
+        yield _problem(
+            "sampling.top_p" if sampling.top_p < 1 else "sampling.top_k",
+            "an importance correction needs the true sampling distribution, and the cut support is not recorded",
+            "set top_p = 1 and top_k = 0, or loss.correction.kind = 'none' with loss.kind = 'ppo'",
+        )
+    if sampling.record_mask:
+        yield _problem(
+            "sampling.record_mask", "recording the sampling mask is not offered yet", "set it to false"
+        )
+    if sampling.min_tokens > sampling.max_tokens:
+        yield _problem(
+            "sampling.min_tokens", "is larger than sampling.max_tokens", f"use at most {sampling.max_tokens}"
+        )
+
+
+def _lag(spec: JobSpec) -> Iterator[Problem]:
+    schedule = spec.schedule
+    modes = {schedule.mode, *(switch.mode for switch in schedule.switches)}
+    if ("disjoint" in modes or schedule.policy == "measured") and schedule.max_lag < 1:
+        yield _problem(
+            "schedule.max_lag",
+            "0 leaves disjoint pools nothing to overlap",
+            "use at least 1, or stay colocated",
+        )
+
+
+def _switches(spec: JobSpec) -> Iterator[Problem]:
+    last, mode, updates = 0, spec.schedule.mode, spec.schedule.updates
+    for i, switch in enumerate(spec.schedule.switches):
+        path = f"schedule.switches.{i}"
+        if switch.at_update <= last:
+            yield _problem(f"{path}.at_update", "does not rise", f"use more than {last}")
+        if switch.at_update >= updates:
+            yield _problem(f"{path}.at_update", "is not before the last update", f"use less than {updates}")
+        if switch.mode == mode:
+            yield _problem(f"{path}.mode", f"the job is {mode} already at that update", "name the other mode")
+        last, mode = switch.at_update, switch.mode
+
+
+def _reward(spec: JobSpec) -> Iterator[Problem]:
+    reward = spec.reward
+    needs = {"function": "python", "url": "http"}
+    given = {"function": reward.function, "url": reward.url}
+    for key, source in needs.items():
+        if reward.source == source and given[key] is None:
+            what = "give module:function" if key == "function" else "give the scorer's URL"
+            yield _problem(f"reward.{key}", f"is missing for source {source!r}", what)
+        if reward.source != source and given[key] is not None:
+            hint = f"leave it out or use source {source!r}"
+            yield _problem(f"reward.{key}", f"has no meaning for source {reward.source!r}", hint)
+
+
+def _rest(spec: JobSpec) -> Iterator[Problem]:
+    if spec.precision.recipe not in RECIPES:
+        names = ", ".join(sorted(RECIPES))
+        yield _problem("precision.recipe", f"there is no recipe {spec.precision.recipe!r}", f"one of {names}")
+    if len(spec.rollout.pace) not in (0, spec.rollout.workers):
+        yield _problem(
+            "rollout.pace",
+            f"has {len(spec.rollout.pace)} entries for {spec.rollout.workers} workers",
+            "one per worker",
+        )
+    if spec.loss.correction.low >= spec.loss.correction.high:
+        yield _problem("loss.correction.low", "is not below loss.correction.high", "low < high")
+
+
+RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
+    _batch,
+    _sampling,
+    _lag,
+    _switches,
+    _reward,
+    _rest,
+)
