@@ -231,10 +231,10 @@ class OpenHop:
 def hop(
     hop: Hop, /, parent: str | None = None, links: Sequence[str] = (), **attributes: Given
 ) -> Iterator[OpenHop]:
-    """A span around the block. It must have set exactly the hop's declared attributes and `job` by its end.
+    """A span around the block, which must set exactly the hop's declared attributes and `job`.
 
-    parent   traceparent of the hop that this one follows; None or empty: the root of a new trace (an attribute
-             of that name goes through `set`)
+    parent   traceparent of the hop that this one follows; None or empty: the root of a new trace. (An
+             attribute of that name goes through `set`.)
     links    traceparents of other traces that took part
     """
     began, wall = time.perf_counter_ns(), time.time_ns()
