@@ -80,8 +80,8 @@ def bars(title: str, counts: Sequence[tuple[str, float]], x_name: str, marked: s
     step = (WIDTH - LEFT - RIGHT) / len(counts)
     parts = [_y_ticks(y_axis)]
     for i, (label, value) in enumerate(counts):
-        x, y, title = LEFT + (i + 0.15) * step, y_axis.at(value), f"{label}: {number(value)}"
-        parts.append(_rect("fill-a", x, y, step * 0.7, HEIGHT - BOTTOM - y, title))
+        x, y, told = LEFT + (i + 0.15) * step, y_axis.at(value), f"{label}: {number(value)}"
+        parts.append(_rect("fill-a", x, y, step * 0.7, HEIGHT - BOTTOM - y, told))
         parts.append(_text(LEFT + (i + 0.5) * step, HEIGHT - BOTTOM + 14, label, "middle"))
         if label == marked:
             edge = LEFT + (i + 1) * step

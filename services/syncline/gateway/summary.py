@@ -252,9 +252,7 @@ def _lag_policy(
         expired_groups=sum(m.expired for m in metrics),
         masked_tokens=sum(m.masked_tokens for m in metrics),
         length=lengths,
-        length_bias=lengths.trained / lengths.published - 1
-        if lengths.trained and lengths.published
-        else None,
+        length_bias=_over(lengths.trained_mean, lengths.published_mean),
     )
 
 
