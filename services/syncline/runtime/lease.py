@@ -60,9 +60,8 @@ class Lease:
 
     def transact(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
         """Run raw commands atomically if the lease is ours. Raises `LeaseLost`, and nothing was done."""
-        reply = self._transact(
-            [self.key], [self.holder, msgspec.msgpack.encode([[*map(_raw, c)] for c in commands])]
-        )
+        flat = [part for command in commands for part in (len(command), *command)]
+        reply = self._transact([self.key], [self.holder, *flat])
         if reply is None:
             raise self._lost()
         return list(reply)
@@ -159,10 +158,6 @@ def _lease(raw: bytes) -> DeviceLease:
     return msgspec.json.decode(raw, type=DeviceLease)
 
 
-def _raw(part: Value) -> bytes:
-    return part if isinstance(part, bytes) else str(part).encode()
-
-
 _RENEW = """
 -- KEYS: lock. ARGV: holder, milliseconds, '1' to take it if it is free. 1: ours now; 0: not.
 local now = redis.call('GET', KEYS[1])
@@ -182,10 +177,15 @@ return redis.call('DEL', KEYS[1])
 """
 
 _TRANSACT = """
--- KEYS: lock. ARGV: holder, msgpack list of commands. nil: the lease is not ours and nothing was done.
+-- KEYS: lock. ARGV: holder, then each command as its length and its parts (the server's msgpack knows no bytes).
+-- nil: the lease is not ours and nothing was done.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return false end
-local replies = {}
-for i, command in ipairs(cmsgpack.unpack(ARGV[2])) do replies[i] = redis.call(unpack(command)) end
+local replies, at = {}, 2
+while at <= #ARGV do
+  local size = tonumber(ARGV[at])
+  replies[#replies + 1] = redis.call(unpack(ARGV, at + 1, at + size))
+  at = at + size + 1
+end
 return replies
 """
 
