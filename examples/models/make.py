@@ -20,7 +20,7 @@ VOCAB = len(SPECIAL) + len(CHARACTERS)
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
-    "pad_token_id": 0,
+    "pad_token_id": None,  # a padding row of the embedding is all zeros, which makes sparse attention's scores tie
     "bos_token_id": 1,
     "eos_token_id": 2,
     "max_position_embeddings": 1024,
