@@ -73,6 +73,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     stream_id: str | None  # of its record in `trajectories`; None: not published, or forgotten
     work_id: str | None  # of its item in `work`; None: not running
     reward: Literal["scored", "unscored", "failed"] | None  # None: not rewarded
+    tokens: int | None = None  # sampled, of the published record; None: none was published
 
 
 class ClaimedGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +125,7 @@ class _Line(msgspec.Struct, array_like=True):
     reason: str
     reward: Literal["scored", "unscored", "failed", ""]
     retry: str
+    tokens: int
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -433,4 +435,5 @@ def _entry(trajectory: str, raw: bytes) -> LedgerEntry:
         stream_id=line.stream_id or None,
         work_id=line.work_id or None,
         reward=line.reward or None,
+        tokens=None if line.tokens < 0 else line.tokens,
     )

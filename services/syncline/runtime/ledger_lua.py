@@ -5,7 +5,7 @@ first line below) and the prelude. Stored shapes, msgpack arrays (a number is -1
 there is none):
 
   entry  state, attempt, worker, version number and epoch begun, group, index, prompt, update, work item id,
-         record id, reason, reward state, token of the last retry
+         record id, reason, reward state, token of the last retry, sampled tokens of the record
   group  size, members accounted (rewarded or ended), members ended, oldest version number begun by a living
          member, phase (open, ready, claimed), update it is claimed for
   claim  version, claimed version before, groups as (group, living trajectories, ended ones)
@@ -19,7 +19,7 @@ from __future__ import annotations
 _PRELUDE = """
 local ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, RECORDS, DEAD = unpack(KEYS)
 local STATE, ATTEMPT, WORKER, NUMBER, EPOCH, GROUP, INDEX, PROMPT = 1, 2, 3, 4, 5, 6, 7, 8
-local UPDATE, WORK_ID, RECORD, REASON, REWARD, RETRY = 9, 10, 11, 12, 13, 14
+local UPDATE, WORK_ID, RECORD, REASON, REWARD, RETRY, SAMPLED = 9, 10, 11, 12, 13, 14, 15
 local SIZE, ACCOUNTED, ENDED, OLDEST, PHASE, CLAIM = 1, 2, 3, 4, 5, 6
 local call, pack, unpack_ = redis.call, cmsgpack.pack, cmsgpack.unpack
 
@@ -154,7 +154,7 @@ if call('HEXISTS', ENTRIES, ARGV[3]) == 1 then return 0 end
 for i = 3, #ARGV, 4 do
   local work = call('XADD', WORK, '*', 'm', ARGV[i + 3])
   local index, prompt = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-  keep(ARGV[i], {'running', 1, '', -1, -1, group, index, prompt, -1, work, '', '', '', ''})
+  keep(ARGV[i], {'running', 1, '', -1, -1, group, index, prompt, -1, work, '', '', '', '', -1})
 end
 call('HSET', GROUPS, group, pack({size, 0, 0, -1, 'open', -1}))
 count('submitted', size)
@@ -217,6 +217,9 @@ if not e or e[ATTEMPT] ~= attempt or e[STATE] ~= 'running' then
 end
 if e[NUMBER] ~= tonumber(ARGV[3]) or e[EPOCH] ~= tonumber(ARGV[4]) then
   return e[EPOCH] .. '.' .. e[NUMBER]
+end
+for i = 5, #ARGV, 2 do
+  if ARGV[i] == 'l' then e[SAMPLED] = #ARGV[i + 1] / 4 end
 end
 e[RECORD] = call('XADD', RECORDS, '*', unpack(ARGV, 5))
 call('XACK', WORK, 'rollout', e[WORK_ID])
