@@ -1,0 +1,282 @@
+"""The machine joined to the job's streams: what comes in is told to it, what it says is written at once.
+
+Everything that one step says (orders, records, events, and the acknowledgement of what caused it) goes out in
+one transaction under sync's lease, so that a crash leaves either all of it or none.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from syncline.contract import events
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import ACKS, DEAD, EVENTS, GROUP_SYNC, MINTED, PHASE, SYNC
+from syncline.contract.version_path import (
+    RETIRED,
+    Ack,
+    Minted,
+    SyncOrder,
+    VersionId,
+    VersionManifest,
+    loaded_digest,
+)
+from syncline.runtime.bus import BadMessage, Bus, Entry, Value, pack, unpack
+from syncline.runtime.lease import Lease
+from syncline.runtime.tracing import hop
+from syncline.sync import state as m
+from syncline.sync.decide import held, step
+from syncline.sync.fleet import Fleet
+from syncline.sync.publish import Publisher, Unpublishable
+from syncline.sync.record import Records
+
+T = TypeVar("T")
+
+CONSUMER = "sync"  # one name for all incarnations: a new one inherits what the last one left pending
+ORDERS = 10_000  # entries kept of `sync`
+
+
+class Control:
+    """Sync's whole state, for one job. `recover` first, then the methods in any order."""
+
+    def __init__(self, bus: Bus, lease: Lease, job: str, spec: JobSpec, publisher: Publisher) -> None:
+        self._bus, self._lease, self._job, self._spec = bus, lease, job, spec
+        self._publisher = publisher
+        self._records = Records(bus, job)
+        self._fleet = Fleet(bus, job)
+        self._entries: dict[VersionId, tuple[str, Minted]] = {}  # pending ones, with their stream id
+        self._kept: set[VersionId] | None = None
+        self._log = logging.getLogger("syncline.sync")
+        self.state = m.State(
+            wait=spec.limits.activation_wait,
+            seq=self._last_seq(),
+            scope="barrier" if spec.schedule.mode == "colocated" else "rolling",
+            awake=True,
+        )
+
+    # ---- start ----
+    def recover(self) -> None:
+        """Go on where the last process stood: from the streams, the records and the store."""
+        for key in (MINTED, ACKS):
+            self._bus.ensure_group(key.at(self._job), GROUP_SYNC)
+        self.follow_phase()
+        records = {record.version: record for record in self._records.load()}
+        pending = self._readable(MINTED.at(self._job), self._pending(MINTED.at(self._job)), Minted)
+        waiting = {minted.version for _, minted in pending}
+        known = [v for v, r in records.items() if r.state != "minted" and v not in waiting]
+        self.state = msgspec.structs.replace(self.state, newest=max(known, default=None))
+        stored = set(self._publisher.store.manifests())
+        for version, record in records.items():
+            if record.state in ("published", "active") and version not in stored:
+                self._records.retired(version, time.time())  # the last process died between the two
+        for id, minted in sorted(pending, key=lambda pair: pair[1].version):
+            state = records[minted.version].state if minted.version in records else "minted"
+            if state in ("retired", "failed"):
+                self._over(id, minted)
+                continue
+            self._hear(id, minted)
+            manifest = self._publisher.published(minted)
+            if manifest is not None and minted.version in self._entries:
+                self._published(minted, manifest, complete=state == "active")
+        self._take_acks(self._pending(ACKS.at(self._job)))
+
+    # ---- what comes in ----
+    def follow_phase(self) -> None:
+        """Tell the machine which placement is wanted."""
+        raw = self._bus.get(PHASE.at(self._job))
+        if raw is None:
+            return
+        phase = unpack(raw, events.Phase)
+        scope: m.Scope = "barrier" if phase.mode == "colocated" else "rolling"
+        if (scope, phase.rollout == "awake") != (self.state.scope, self.state.awake):
+            self._tell(m.Wanted(scope=scope, awake=phase.rollout == "awake"))
+
+    def take_acks(self) -> None:
+        """Tell the machine what workers answered since the last call."""
+        self._take_acks(self._bus.group_read(ACKS.at(self._job), GROUP_SYNC, CONSUMER, 100, None))
+
+    def look(self) -> None:
+        """Tell the machine who lives, and that time has passed."""
+        known = {worker.name: worker.incarnation for worker in self.state.workers.values()}
+        for event in self._fleet.look(known, time.monotonic()):
+            self._tell(event)
+        self._tell(m.Tick())
+
+    def take_minted(self) -> None:
+        """Hear of new versions, and convert and publish the newest one if it is not yet."""
+        key = MINTED.at(self._job)
+        entries = self._bus.group_read(key, GROUP_SYNC, CONSUMER, 100, None)
+        for id, minted in self._readable(key, entries, Minted):
+            self._hear(id, minted)
+        for version in self.state.pending:
+            minted = self._entries[version][1]
+            record = self._records.of(minted)
+            try:
+                manifest = self._publisher.publish(minted, record)
+            except Unpublishable as error:
+                self._log.error("version %s cannot be published: %s", version, error)
+                self._tell(m.Broken(version=version, reason=str(error)))
+            else:
+                self._published(minted, manifest, complete=False)
+
+    def retire(self) -> None:
+        """Delete versions beyond retention that nobody serves or stages, and blobs that no manifest names."""
+        store = self._publisher.store
+        manifests = store.manifests()
+        keep = set(manifests[-self._spec.retention.versions :]) | held(self.state)
+        if keep == self._kept:
+            return
+        if self._kept is None:
+            store.collect(set(manifests))  # what a process left that died while converting
+        self._kept = keep
+        for version in [v for v in manifests if v not in keep]:
+            parent = self._records.traceparent(version)
+            with hop(RETIRED, parent=parent, job=self._job, version=version) as retired:
+                retired.set(freed_bytes=store.collect(set(store.manifests()) - {version}))
+            self._records.retired(version, time.time())
+        self._write(self._records.commands())
+
+    # ---- telling the machine ----
+    def _hear(self, id: str, minted: Minted) -> None:
+        """Tell the machine of a minted version, whose entry stays pending as long as it may be needed."""
+        if minted.version in self._entries:
+            if self._entries[minted.version][1].files != minted.files:
+                self._log.error(
+                    "version %s came twice with different files; the first stands", minted.version
+                )
+            self._write(self._acknowledged(MINTED.at(self._job), id))
+            return
+        self._records.of(minted)
+        self._entries[minted.version] = (id, minted)
+        self._tell(m.Minted(version=minted.version))
+
+    def _take_acks(self, entries: Sequence[Entry]) -> None:
+        key = ACKS.at(self._job)
+        for id, ack in self._readable(key, entries, Ack):
+            self._tell(m.Acked(ack=ack), self._acknowledged(key, id))
+
+    def _pending(self, key: str) -> Sequence[Entry]:
+        return self._bus.group_pending(key, GROUP_SYNC, CONSUMER)
+
+    def _readable(self, key: str, entries: Sequence[Entry], type: type[T]) -> list[tuple[str, T]]:
+        """(id, message) of `entries`; one that cannot be read goes to the dead letters with the reason."""
+        found = []
+        for entry in entries:
+            try:
+                found.append((entry.id, unpack(entry, type)))
+            except BadMessage as error:
+                self._dead(key, entry, error)
+        return found
+
+    def _published(self, minted: Minted, manifest: VersionManifest, *, complete: bool) -> None:
+        record = self._records.of(minted)
+        if record.published is None:
+            record.state, record.published, record.digest = "published", time.time(), manifest.digest()
+            record.representation, record.nbytes = manifest.representation, manifest.nbytes()
+        self._records.publish(record)
+        published = m.Published(
+            version=minted.version,
+            digest=manifest.digest(),
+            loaded=loaded_digest(manifest.tensors),
+            canaries=bool(minted.canaries),
+            tolerance=self._publisher.contract.canary_tolerance,
+            complete=complete,
+        )
+        self._tell(published)
+        self._publisher.drop_export(minted)
+
+    def _tell(self, event: m.Event, cause: Sequence[Sequence[Value]] = ()) -> None:
+        """One step of the machine, written with the acknowledgement of its `cause`."""
+        self.state, effects = step(self.state, event, time.monotonic())
+        commands = [command for effect in effects for command in self._said(effect)]
+        needed = {
+            *self.state.pending,
+            *self.state.offers,
+        }  # of others nobody asks for canaries or export again
+        gone = [self._entries.pop(version) for version in self._entries.keys() - needed]
+        for id, _ in gone:
+            commands += self._acknowledged(MINTED.at(self._job), id)
+        self._write([*self._records.commands(), *commands, *cause])
+        for _, minted in gone:
+            self._publisher.drop_export(minted)
+
+    def _over(self, id: str, minted: Minted) -> None:
+        """A version whose end is on record: only its entry and export are left."""
+        self._write(self._acknowledged(MINTED.at(self._job), id))
+        self._publisher.drop_export(minted)
+
+    # ---- writing what it says ----
+    def _said(self, effect: m.Effect) -> list[list[Value]]:
+        now = time.time()
+        match effect:
+            case m.Order():
+                self._log.info("%s %s to %s", effect.order, effect.version, ", ".join(effect.workers))
+                order = pack(self._order(effect))
+                return [["XADD", SYNC.at(self._job), "MAXLEN", "~", ORDERS, "*", "m", order]]
+            case m.Reached():
+                if effect.what == "out":
+                    self._log.warning(
+                        "worker %s is out with %s: %s", effect.worker, effect.version, effect.reason
+                    )
+                self._records.reached(effect, now)
+            case m.Ended():
+                self._log.info("version %s: %s %s", effect.version, effect.how, effect.reason)
+                self._records.ended(effect, now)
+                if effect.how == "active":
+                    return [self._event(events.Active(version=effect.version, workers=effect.workers))]
+                if effect.how == "failed":
+                    return [self._event(events.SyncFailed(version=effect.version, reason=effect.reason))]
+            case m.Refused():
+                self._log.warning("refused: %s", effect.reason)
+        return []
+
+    def _order(self, order: m.Order) -> SyncOrder:
+        minted = self._entries[order.version][1]
+        stage = order.order == "stage"
+        return SyncOrder(
+            order=order.order,
+            version=order.version,
+            digest=order.digest,
+            workers=order.workers,
+            seq=order.seq,
+            traceparent=minted.traceparent,
+            canaries=minted.canaries if stage else (),
+            tolerance=self._publisher.contract.canary_tolerance if stage else 0.0,
+        )
+
+    def _event(self, event: events.Event) -> list[Value]:
+        return ["XADD", EVENTS.at(self._job), "*", "m", pack(event)]
+
+    def _acknowledged(self, key: str, id: str) -> list[list[Value]]:
+        return [["XACK", key, GROUP_SYNC, id], ["XDEL", key, id]]
+
+    def _dead(self, key: str, entry: Entry, error: BadMessage) -> None:
+        self._log.error("dead letter: %s", error)
+        body = entry.fields.get(b"m", b"")
+        letter: list[Value] = [
+            "XADD",
+            DEAD.at(self._job),
+            "MAXLEN",
+            "~",
+            ORDERS,
+            "*",
+            "key",
+            key,
+            "id",
+            entry.id,
+        ]
+        self._write([[*letter, "reason", str(error), "m", body], *self._acknowledged(key, entry.id)])
+
+    def _write(self, commands: Sequence[Sequence[Value]]) -> None:
+        if commands:
+            self._lease.transact(commands)
+
+    def _last_seq(self) -> int:
+        key = SYNC.at(self._job)
+        last = self._bus.last_id(key)
+        entries = self._bus.range(key, last, last) if last != "0" else []
+        return unpack(entries[0], SyncOrder).seq if entries else -1

@@ -1,0 +1,51 @@
+"""The sync service of one job.
+
+Consumes:      `minted` (group sync), `acks` (group sync), `phase`, workers' heartbeats and status.
+Produces:      blobs and signed manifests in the store; `sync` orders, `versions` records; Active, SyncFailed.
+Waits for:     a minted version, a worker's answer, an order's deadline.
+Unblocked by:  the trainer that mints, rollout workers that answer, the scheduler that changes the phase.
+"""
+
+from __future__ import annotations
+
+from syncline.contract.job import JobSpec
+from syncline.contract.precision import RECIPES
+from syncline.contract.streams import ACKS, JOB, MINTED, PHASES
+from syncline.runtime.service import ServiceContext
+from syncline.runtime.store import BlobStore
+from syncline.sync.control import Control
+from syncline.sync.manifest import read_key
+from syncline.sync.publish import Publisher
+
+POLL = 0.25  # seconds after which deadlines and heartbeats are looked at, though nothing arrived
+
+
+def main(context: ServiceContext) -> None:
+    """Serve until told to stop."""
+    control = start(context)
+    keys = [key.at(context.job) for key in (MINTED, ACKS, PHASES)]
+    cursors = {key: context.bus.last_id(key) for key in keys}
+    while not context.stop_requested():
+        control.follow_phase()
+        control.take_acks()
+        control.look()
+        control.take_minted()
+        control.retire()
+        context.ready(True)
+        arrived = context.bus.read(cursors, POLL)
+        cursors.update({key: entries[-1].id for key, entries in arrived.items()})
+
+
+def start(context: ServiceContext) -> Control:
+    """Take the lease and find out where the last process stood."""
+    lease = context.lease("sync")
+    folder = context.settings.job_dir(context.job)
+    raw = context.bus.hget(JOB.at(context.job), "spec")
+    if raw is None:
+        raise ValueError(f"job {context.job} has no spec")
+    spec = JobSpec.model_validate_json(raw)
+    contract = RECIPES[spec.precision.recipe]
+    publisher = Publisher(context.job, folder, read_key(folder), contract, BlobStore(folder / "store"))
+    control = Control(context.bus, lease, context.job, spec, publisher)
+    control.recover()
+    return control

@@ -1,0 +1,102 @@
+"""From a minted version to a signed manifest in the store: convert, build, sign, write. Safe to repeat."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from syncline.contract.precision import PrecisionContract
+from syncline.contract.version_path import (
+    CONVERTED,
+    PUBLISHED,
+    Minted,
+    VersionManifest,
+    VersionRecord,
+    opened,
+    sign,
+)
+from syncline.runtime.store import BlobStore, ManifestConflict, MissingManifest
+from syncline.runtime.tracing import hop
+from syncline.sync.convert import NonFinite, convert
+from syncline.sync.export import BadExport, Export
+from syncline.sync.manifest import build
+
+
+class Unpublishable(ValueError):
+    """A version that cannot become a manifest; the message says why, for people."""
+
+
+class Publisher:
+    """Publishes versions of one job into `store`. `run` is the job's folder, `key` signs."""
+
+    def __init__(
+        self, job: str, run: Path, key: bytes, contract: PrecisionContract, store: BlobStore
+    ) -> None:
+        self._job, self._run, self._key = job, run, key
+        self.contract = contract
+        self.store = store
+
+    def published(self, minted: Minted) -> VersionManifest | None:
+        """The manifest of `minted`, if it was published before.
+
+        Raises `BadManifest` if it was not signed with this job's key.
+        """
+        try:
+            return opened(self.store.read_manifest(minted.version), self._key)
+        except MissingManifest:
+            return None
+
+    def publish(self, minted: Minted, record: VersionRecord) -> VersionManifest:
+        """Convert and publish, telling `record` of it. Raises `Unpublishable`."""
+        if minted.job != self._job:
+            raise Unpublishable(f"minted for job {minted.job}")
+        if minted.contract != self.contract.digest():
+            raise Unpublishable(
+                f"minted under contract {minted.contract}, the job's is {self.contract.digest()}"
+            )
+        try:
+            with self.store.hold():
+                return self._publish(minted, record)
+        except (BadExport, NonFinite, ManifestConflict, OSError) as error:
+            raise Unpublishable(str(error)) from error
+
+    def _publish(self, minted: Minted, record: VersionRecord) -> VersionManifest:
+        job, version = self._job, minted.version
+        with hop(CONVERTED, parent=minted.traceparent, job=job, version=version) as opened_hop:
+            export = Export(self.export_of(minted), minted.files)
+            try:
+                done = convert(export, self.contract, self.store)
+            finally:
+                export.close()
+            opened_hop.set(
+                representation=done.representation,
+                bytes=done.nbytes,
+                new_bytes=done.new_bytes,
+                tensors=len(done.tensors),
+            )
+        record.state, record.converted = "converted", time.time()
+        record.representation, record.nbytes, record.new_bytes = (
+            done.representation,
+            done.nbytes,
+            done.new_bytes,
+        )
+        manifest = build(minted, done)
+        with hop(PUBLISHED, parent=minted.traceparent, job=job, version=version, digest=manifest.digest()):
+            self.store.write_manifest(sign(manifest, self._key))
+        return manifest
+
+    def export_of(self, minted: Minted) -> Path:
+        """The export's folder. Raises `BadExport` if it is not one below the job's `export/`."""
+        root = (self._run / "export").resolve()
+        folder = (self._run / minted.artefact).resolve()
+        if folder.parent != root:
+            raise BadExport(f"artefact {minted.artefact!r} is no folder below export/")
+        return folder
+
+    def drop_export(self, minted: Minted) -> None:
+        """Delete the trainer's export: the store has what matters."""
+        try:
+            shutil.rmtree(self.export_of(minted))
+        except (BadExport, FileNotFoundError):
+            return  # never ours to delete, or gone already
