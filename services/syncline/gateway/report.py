@@ -100,7 +100,7 @@ def reward_chart(metrics: Sequence[UpdateMetrics], phases: Sequence[Phase]) -> s
     return charts.curves(
         "Reward by update",
         [
-            charts.Line(label="each update", style="a", points=raw, faint=True),
+            charts.Line(label="each update", style="d", points=raw),
             charts.Line(label=f"mean of the last {width}", style="a", points=smooth),
         ],
         "update",
@@ -131,7 +131,9 @@ def lag_chart(metrics: Sequence[UpdateMetrics], bound: int) -> str:
         for lag, count in m.lag_counts.items():
             counts[int(lag)] = counts.get(int(lag), 0) + count
     shown = [(str(lag), float(counts[lag])) for lag in sorted(counts)]
-    return charts.bars("Trained trajectories by lag", shown, "lag in versions", marked=str(bound))
+    return charts.bars(
+        "Trained trajectories by lag", shown, "lag in versions", marked=str(bound), width=charts.NARROW
+    )
 
 
 def phase_chart(phases: Sequence[Phase], start: float, end: float) -> str:
@@ -202,7 +204,7 @@ def gap_chart(metrics: Sequence[UpdateMetrics]) -> str:
         charts.Line(label="all tokens", style="b", points=everywhere),
         charts.Line(label="tokens of lag 0", style="c", points=fresh),
     ]
-    return charts.curves("Log-prob gap by update", lines, "update", floor=0.0)
+    return charts.curves("Log-prob gap by update", lines, "update", floor=0.0, width=charts.NARROW)
 
 
 def ledger_chart(evidence: Evidence, start: float) -> str:

@@ -12,7 +12,7 @@ from html import escape
 
 import msgspec
 
-WIDTH, HEIGHT = 720, 240
+WIDTH, NARROW, HEIGHT = 720, 460, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
 
 
@@ -20,9 +20,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One curve: `points` are (x, y) in rising x; a y of None breaks the curve."""
 
     label: str
-    style: str  # CSS class: "a", "b", "c", ...
+    style: str  # CSS class: "a", "b", "c", or "d" for one that stays behind the others
     points: Sequence[tuple[float, float | None]]
-    faint: bool = False
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +56,7 @@ def curves(
     bands: Sequence[Band] = (),
     floor: float | None = None,
     ceiling: float | None = None,
+    width: int = WIDTH,
 ) -> str:
     """Line chart. `floor` and `ceiling` widen the y axis to at least these values."""
     points = [(x, y) for line in lines for x, y in line.points if y is not None and math.isfinite(y)]
@@ -64,21 +64,23 @@ def curves(
         return _nothing(title)
     xs = [x for x, _ in points] + [edge for band in bands for edge in (band.start, band.end)]
     ys = [y for _, y in points] + [y for y in (floor, ceiling) if y is not None]
-    x_axis = _Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    x_axis = _Axis(min(xs), max(xs), LEFT, width - RIGHT)
     y_axis = _Axis(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
     parts = [_band(band, x_axis) for band in bands]
-    parts += _grid(x_axis, y_axis, x_name)
+    parts += _grid(x_axis, y_axis, x_name, width)
     parts += [_curve(line, x_axis, y_axis) for line in lines]
-    return _svg(title, parts) + _legend((line.label, line.style) for line in lines)
+    return _svg(title, parts, width) + _legend((line.label, line.style) for line in lines)
 
 
-def bars(title: str, counts: Sequence[tuple[str, float]], x_name: str, marked: str = "") -> str:
+def bars(
+    title: str, counts: Sequence[tuple[str, float]], x_name: str, marked: str = "", width: int = WIDTH
+) -> str:
     """Bar chart of `(label, value)`; the label `marked` is drawn as the bound."""
     if not counts:
         return _nothing(title)
     y_axis = _Axis(0.0, max(value for _, value in counts) or 1.0, HEIGHT - BOTTOM, TOP)
-    step = (WIDTH - LEFT - RIGHT) / len(counts)
-    parts = [_y_ticks(y_axis)]
+    step = (width - LEFT - RIGHT) / len(counts)
+    parts = [_y_ticks(y_axis, width)]
     for i, (label, value) in enumerate(counts):
         x, y, told = LEFT + (i + 0.15) * step, y_axis.at(value), f"{label}: {number(value)}"
         parts.append(_rect("fill-a", x, y, step * 0.7, HEIGHT - BOTTOM - y, told))
@@ -89,8 +91,8 @@ def bars(title: str, counts: Sequence[tuple[str, float]], x_name: str, marked: s
                 f'<line class="bound" x1="{edge:.1f}" x2="{edge:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
             )
             parts.append(_text(edge - 4, TOP + 10, "bound", "end"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_name, "middle"))
-    return _svg(title, parts)
+    parts.append(_text((LEFT + width - RIGHT) / 2, HEIGHT - 4, x_name, "middle"))
+    return _svg(title, parts, width)
 
 
 def timeline(title: str, rows: Sequence[Row], start: float, end: float) -> str:
@@ -110,7 +112,7 @@ def timeline(title: str, rows: Sequence[Row], start: float, end: float) -> str:
         parts.append(_text(left - 6, y + tall * 0.65, row.label, "end"))
         parts += [_bar(bar, axis, start, y, tall - 4) for bar in row.bars]
     parts.append(_text((left + WIDTH) / 2, height - 4, "seconds", "middle"))
-    return _svg(title, parts, height)
+    return _svg(title, parts, WIDTH, height)
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
@@ -148,9 +150,9 @@ class _Axis:
         return [i * self.step for i in range(first, last + 1)]
 
 
-def _svg(title: str, parts: Sequence[str], height: float = HEIGHT) -> str:
+def _svg(title: str, parts: Sequence[str], width: int, height: float = HEIGHT) -> str:
     body = "".join(parts)
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">{body}</svg>'
+    return f'<svg viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(title)}">{body}</svg>'
 
 
 def _nothing(title: str) -> str:
@@ -166,17 +168,17 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _grid(x_axis: _Axis, y_axis: _Axis, x_name: str) -> list[str]:
+def _grid(x_axis: _Axis, y_axis: _Axis, x_name: str, width: int) -> list[str]:
     bottom = HEIGHT - BOTTOM
     ticks = [_text(x_axis.at(tick), bottom + 14, number(tick), "middle") for tick in x_axis.ticks()]
-    return [_y_ticks(y_axis), *ticks, _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_name, "middle")]
+    return [_y_ticks(y_axis, width), *ticks, _text((LEFT + width - RIGHT) / 2, HEIGHT - 4, x_name, "middle")]
 
 
-def _y_ticks(axis: _Axis) -> str:
+def _y_ticks(axis: _Axis, width: int) -> str:
     parts = []
     for tick in axis.ticks():
         y = axis.at(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(LEFT - 6, y + 4, number(tick), "end"))
     return "".join(parts)
 
@@ -199,8 +201,7 @@ def _curve(line: Line, x_axis: _Axis, y_axis: _Axis) -> str:
             x, y = piece[0].split(",")
             drawn.append(f'<circle class="fill-{line.style}" cx="{x}" cy="{y}" r="2.5"/>')
         else:
-            faint = " faint" if line.faint else ""
-            drawn.append(f'<polyline class="line-{line.style}{faint}" points="{" ".join(piece)}"/>')
+            drawn.append(f'<polyline class="line-{line.style}" points="{" ".join(piece)}"/>')
     return f"<g><title>{escape(line.label)}</title>{''.join(drawn)}</g>"
 
 

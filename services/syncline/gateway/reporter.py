@@ -206,4 +206,4 @@ def _lines(bus: Bus, ledger: Ledger) -> Iterable[LedgerLine]:
     names = [name.decode() for name in bus.many([("HKEYS", ENTRIES.at(ledger.job))])[0]]
     for i in range(0, len(names), PAGE):
         for name, entry in ledger.entries(names[i : i + PAGE]).items():
-            yield LedgerLine(trajectory=name, state=entry.state, reason=entry.reason, tokens=None)
+            yield LedgerLine(trajectory=name, state=entry.state, reason=entry.reason, tokens=entry.tokens)
