@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,11 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["SYNCLINE_STRICT"] = "1"  # a hop that lacks an attribute fails the test
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +32,7 @@ def redis_url() -> Iterator[str]:
 
     folder = Path(tempfile.mkdtemp(prefix="sl-"))  # short: a socket path holds at most 107 bytes
     server = ValkeyServer(
+        port=_free_port(),  # its own search always begins at the same port: two suites at once would collide
         data_dir=folder,
         unix_socket_path=folder / "s",
         config={"appendonly": "yes", "maxmemory-policy": "noeviction", "save": ""},
