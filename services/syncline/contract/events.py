@@ -35,8 +35,9 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     `gate` open: rollout may begin requests that it holds or takes from `work`. Shut: requests already begun go on
     to their end, none begins. `rollout` asleep is only ever ordered with nothing in flight.
     `trainer` awake is permission to claim and step; in `colocated` mode for one update per `train` phase.
-    Each order is acknowledged by every engine with its own `seq`, also when it changes nothing for that engine:
-    after a loss the scheduler orders the same again and trusts only acknowledgements of that newer order.
+    Every engine acknowledges the newest order that it has read with that order's `seq`, also when it changes
+    nothing for that engine (a shut gate counts as shut once all have said so). A process that starts obeys the
+    newest order alone and never an older one.
     """
 
     seq: int  # rises by one with each order of the job: the fencing token of the phase
@@ -250,6 +251,8 @@ class UpdateMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     seconds: float  # of scoring and stepping
     non_finite: int  # tensors that the guard found non-finite (the step was then skipped and says so)
     skipped: bool
+    clamped: int = 0  # exponents of log-ratios that the overflow guard clamped
+    outside: int = 0  # tokens whose importance weight lay outside the correction's interval
     at: float
 
 

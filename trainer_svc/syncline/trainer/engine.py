@@ -82,6 +82,11 @@ class TrainerEngine(Protocol):
     """One policy under training. Calls come from one thread."""
 
     @property
+    def memory(self) -> int:
+        """Bytes that it will take when awake, as far as can be told beforehand."""
+        ...
+
+    @property
     def awake(self) -> bool:
         """Whether it holds its memory."""
         ...
@@ -101,8 +106,11 @@ class TrainerEngine(Protocol):
         """Put the state on disk and give memory back. A second call does nothing."""
         ...
 
-    def score(self, samples: Sequence[Sample]) -> list[array[float]]:
-        """Log-probs [S] of each sample's sampled tokens under the present weights, at its temperature."""
+    def score(self, samples: Sequence[Sample], as_rollout: bool = False) -> list[array[float]]:
+        """Log-probs [S] of each sample's sampled tokens under the present weights, at its temperature.
+
+        as_rollout   under the weights as rollout will hold them: rounded to the contract's rollout dtype
+        """
         ...
 
     def step(self, samples: Sequence[Sample], update: int) -> StepResult:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -75,6 +76,24 @@ class Live:
                 for name, p in self._model.items():
                     p.copy_(self.masters[name].to(torch.bfloat16))
 
+    @contextmanager
+    def rounded_for_rollout(self) -> Iterator[None]:
+        """The model holds BF16 values inside, and exactly what it held before afterwards."""
+        if self._rounded:
+            yield
+            return
+        kept = {name: p.detach().clone() for name, p in self._model.items()}
+        buffers = {name: b.clone() for name, b in self._buffers().items()}
+        round_to_bf16(self.loaded.model)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, p in self._model.items():
+                    p.copy_(kept[name])
+                for name, b in self._buffers().items():
+                    b.copy_(buffers[name])
+
     # ---- disk -------------------------------------------------------------------------------------------
     def write(self, folder: Path, durable: bool) -> None:
         """Masters, buffers, optimizer and random state into `folder`. `durable`: fsynced."""
@@ -132,14 +151,17 @@ class Live:
         return files
 
 
-def import_code(folder: ModelFolder) -> None:
-    """Import everything that the model's architecture needs, without memory for a single weight.
+def import_code(folder: ModelFolder) -> int:
+    """Import all that the architecture needs, without memory for a single weight; returns its parameter count.
 
     So that the resident size before the first load is that of the code, and what sleep must return to.
     """
     with torch.device("meta"):
-        AutoModelForCausalLM.from_config(folder.config, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            folder.config, trust_remote_code=False
+        )
     TextCodec(folder.path)
+    return sum(p.numel() for p in model.parameters())
 
 
 def return_memory() -> None:

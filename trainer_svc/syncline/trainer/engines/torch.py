@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 from array import array
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +80,15 @@ class TorchEngine:
         self._reference: LoadedModel | None = None
         self._description: Description | None = None
         shutil.rmtree(scratch, ignore_errors=True)  # a dead process's sleep is no checkpoint
-        state.import_code(model_folder(models, spec.model.name))
+        self._parameters = state.import_code(model_folder(models, spec.model.name))
 
     # ---- memory -----------------------------------------------------------------------------------------
+    @property
+    def memory(self) -> int:
+        copies = 5 if self._contract.trainer == "bf16" else 4  # masters, two moments, gradients, the model
+        reference = 1 if self._loss.kl > 0 else 0
+        return 4 * self._parameters * (copies + reference) + 3 * _LOGITS_BYTES // 4
+
     @property
     def awake(self) -> bool:
         return self._live is not None
@@ -131,10 +138,10 @@ class TorchEngine:
         return self._live
 
     # ---- scores -----------------------------------------------------------------------------------------
-    def score(self, samples: Sequence[Sample]) -> list[array[float]]:
+    def score(self, samples: Sequence[Sample], as_rollout: bool = False) -> list[array[float]]:
         live = self._need()
         out: list[array[float]] = [array("f")] * len(samples)
-        with torch.no_grad():
+        with torch.no_grad(), live.rounded_for_rollout() if as_rollout else nullcontext():
             for indices in self._plan(samples):
                 rows = rows_of([samples[i] for i in indices], self._device)
                 logprobs_N, _ = sampled_logprobs(live.loaded.model, rows, False)
@@ -241,4 +248,8 @@ class TorchEngine:
 
 def _split(values_N: Tensor, lengths_B: Tensor) -> list[array[float]]:
     """One array('f') per row."""
-    return [array("f", part.tolist()) for part in values_N.split(lengths_B.tolist())]
+    values, out, edge = values_N.tolist(), [], 0
+    for length in lengths_B.tolist():
+        out.append(array("f", values[edge : edge + length]))
+        edge += length
+    return out

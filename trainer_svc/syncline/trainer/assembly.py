@@ -1,0 +1,83 @@
+"""The trainer's parts for one job, put together from the spec. No decisions are made here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from syncline.contract.job import JobSpec
+from syncline.runtime.lease import Devices
+from syncline.runtime.ledger import Ledger
+from syncline.runtime.service import ServiceContext
+from syncline.trainer import canaries
+from syncline.trainer.checkpoint import Checkpoints
+from syncline.trainer.engine import TrainerEngine, build_engine
+from syncline.trainer.intake import Intake
+from syncline.trainer.minting import Mint
+from syncline.trainer.phases import Phases
+from syncline.trainer.resume import Resume
+from syncline.trainer.updating import Updating
+
+DEVICE = "cpu"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that the loop drives. `baseline`: resident bytes with the code loaded and no weights."""
+
+    spec: JobSpec
+    spec_hash: str
+    folder: Path
+    ledger: Ledger
+    engine: TrainerEngine
+    phases: Phases
+    intake: Intake
+    updating: Updating
+    mint: Mint
+    checkpoints: Checkpoints
+    resume: Resume
+    devices: Devices
+    baseline: int
+
+
+def resident() -> int:
+    """Resident bytes of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def assemble(ctx: ServiceContext) -> Parts:
+    """The parts of the job that `ctx` names. Raises `ValueError` naming the file or key that is wrong."""
+    job = ctx.job
+    folder = ctx.settings.job_dir(job)
+    spec = JobSpec.model_validate_json((folder / "spec.json").read_bytes())
+    spec_hash, contract = spec.hash(), spec.contract_digest()
+    ledger = Ledger(
+        ctx.bus,
+        job,
+        batch_groups=spec.batch.groups,
+        max_lag=spec.schedule.max_lag,
+        policy=spec.schedule.lag_policy,
+        max_attempts=spec.limits.attempts,
+    )
+    prefixes = canaries.prefixes(spec, ctx.settings.models)
+    engine = build_engine(spec, ctx.settings.models, folder / "trainer")
+    intake = Intake(ctx.bus, ledger, spec, spec_hash)
+    updating = Updating(ctx.bus, ledger, engine, intake, spec, folder / "segments")
+    checkpoints = Checkpoints(folder / "checkpoints", job, spec_hash, contract, spec.checkpoint.keep)
+    return Parts(
+        spec=spec,
+        spec_hash=spec_hash,
+        folder=folder,
+        ledger=ledger,
+        engine=engine,
+        phases=Phases(ctx.bus, job),
+        intake=intake,
+        updating=updating,
+        mint=Mint(ctx.bus, job, folder, contract, prefixes),
+        checkpoints=checkpoints,
+        resume=Resume(ledger, engine, updating, checkpoints, folder),
+        devices=Devices(ctx.bus, f"{job}/{ctx.service}/{ctx.name}", ctx.incarnation),
+        baseline=resident(),
+    )

@@ -1,0 +1,118 @@
+"""From a claim to a segment: fetch records and rewards, decide, and say what of it ends.
+
+Records stay in the stream until a checkpoint holds their effect, so they are fetched by the id that the
+ledger entry names; whatever a dead trainer had in hand is still there for the next one.
+"""
+
+from __future__ import annotations
+
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import DEAD, REWARDS, TRAJECTORIES
+from syncline.contract.token_path import BadTrajectory, Reward, Trajectory, decode
+from syncline.contract.version_path import VersionId
+from syncline.runtime.bus import BadMessage, Bus, Entry, unpack
+from syncline.runtime.ledger import Claim, Ledger
+from syncline.runtime.segments import Segment
+from syncline.trainer.batch import decide
+
+DEAD_CAP = 10_000
+
+
+class Intake:
+    """The way from the ledger to a segment, for one job."""
+
+    def __init__(self, bus: Bus, ledger: Ledger, spec: JobSpec, spec_hash: str) -> None:
+        self._bus, self._ledger, self._spec, self._hash = bus, ledger, spec, spec_hash
+        self._job = ledger.job
+        self._contract = spec.contract_digest()
+        self.cursor = "0"  # newest stream id fetched
+
+    def segment(self, claim: Claim, base: VersionId) -> Segment:
+        """What the claim's update will consume. Writes nothing but dead letters."""
+        records, lost = self._records(claim)
+        rewards = self._rewards(claim)
+        return Segment(
+            job=self._job,
+            update=claim.update,
+            base=base,
+            contract=self._contract,
+            spec_hash=self._hash,
+            members=decide(claim, records, rewards, self._spec, self._contract),
+            lost=lost,
+        )
+
+    def end_unused(self, segment: Segment) -> None:
+        """End in the ledger what the segment leaves out. Repeating it changes nothing."""
+        for trajectory, why in segment.lost.items():
+            self._ledger.end(trajectory, "failed", why)
+        for row in segment.filtered:
+            self._ledger.end(row.trajectory.trajectory, "filtered", row.why)
+
+    def expire_overdue(self, version: int) -> int:
+        """Under lag policy `expire`: end groups that are over the bound at `version`; how many there were."""
+        if self._spec.schedule.lag_policy != "expire":
+            return 0
+        groups = self._ledger.overdue(version)
+        for group in groups:
+            for entry in self._ledger.members(group, self._spec.batch.group_size):
+                why = f"over the lag bound of {self._spec.schedule.max_lag} at version {version}"
+                self._ledger.end(entry.trajectory, "expired", why)
+        return len(groups)
+
+    def _records(self, claim: Claim) -> tuple[dict[str, Trajectory], dict[str, str]]:
+        """Records by trajectory, and why one cannot be had."""
+        records: dict[str, Trajectory] = {}
+        lost: dict[str, str] = {}
+        key = TRAJECTORIES.at(self._job)
+        entries = self._ledger.entries(claim.trajectories)
+        for trajectory in claim.trajectories:
+            entry = entries[trajectory]
+            found = self._bus.range(key, entry.stream_id, entry.stream_id) if entry.stream_id else []
+            if not found:
+                lost[trajectory] = f"its record {entry.stream_id} is gone from the stream"
+                continue
+            self.cursor = max(self.cursor, found[0].id, key=_order)
+            try:
+                records[trajectory] = self._checked(found[0], trajectory, entry.attempt)
+            except BadTrajectory as error:
+                lost[trajectory] = str(error)
+                self._bury(found[0], str(error))
+        return records, lost
+
+    def _checked(self, entry: Entry, trajectory: str, attempt: int) -> Trajectory:
+        record = decode(entry.fields)
+        if (record.trajectory, record.attempt) != (trajectory, attempt):
+            raise BadTrajectory(
+                f"entry {entry.id} holds {record.trajectory} attempt {record.attempt}, the ledger says "
+                f"{trajectory} attempt {attempt}"
+            )
+        return record
+
+    def _rewards(self, claim: Claim) -> dict[str, Reward]:
+        """Rewards by trajectory. One that cannot be read is buried; its trajectory then has none."""
+        names = claim.trajectories
+        rewards: dict[str, Reward] = {}
+        for trajectory, raw in zip(names, self._bus.hmget(REWARDS.at(self._job), names), strict=True):
+            if raw is None:
+                continue
+            try:
+                rewards[trajectory] = unpack(raw, Reward)
+            except BadMessage as error:
+                self._bury(Entry(trajectory, {b"m": raw}, REWARDS.at(self._job)), str(error))
+        return rewards
+
+    def _bury(self, entry: Entry, why: str) -> None:
+        """Keep an unreadable entry where people can look at it."""
+        letter = {
+            **entry.fields,
+            b"reason": why.encode(),
+            b"key": entry.key.encode(),
+            b"id": entry.id.encode(),
+        }
+        self._bus.append(DEAD.at(self._job), letter, cap=DEAD_CAP)
+
+
+def _order(id: str) -> tuple[int, int]:
+    """Stream ids in the order of time."""
+    milliseconds, _, sequence = id.partition("-")
+    return int(milliseconds), int(sequence or 0)

@@ -1,0 +1,212 @@
+"""The trainer's loop.
+
+consumes     phases; claims of rewarded groups (records and rewards of the ledger)
+produces     segments, scores, checkpoints; versions into `minted`; `Woke`, `Slept`, `Minted`,
+             `Finished`; metrics
+waits for    "device" (memory of the shared device), "batch" (enough rewarded groups, within the lag bound)
+unblocked by the scheduler's next phase, and the errand that rewards the last member of a group
+"""
+
+from __future__ import annotations
+
+import time
+
+from syncline.contract import events
+from syncline.contract.events import Phase
+from syncline.contract.version_path import VersionId
+from syncline.runtime import segments
+from syncline.runtime.ledger import Claim
+from syncline.runtime.service import ServiceContext
+from syncline.trainer.assembly import DEVICE, Parts, assemble, resident
+from syncline.trainer.waiting import BatchOverdue, DeviceOverdue, Waiting, what_is_missing
+
+POLL = 0.05  # seconds between looks for a batch: the claim is one script
+IDLE = 1.0  # seconds between looks at an unchanged phase, in case its announcement was lost
+
+
+def main(ctx: ServiceContext) -> None:
+    """The trainer of one job, until it is told to stop."""
+    ctx.lease("trainer")
+    trainer = Trainer(ctx, assemble(ctx))
+    ctx.emit(events.WorkerUp(who=ctx.name, incarnation=ctx.incarnation))
+    ctx.ready(True)
+    run(trainer)
+
+
+def run(trainer: Trainer) -> None:
+    """Obey the newest phase; make an update when it is allowed and there is a batch; wait otherwise."""
+    while not trainer.ctx.stop_requested():
+        phase = trainer.parts.phases.newest()
+        if phase is None or not trainer.obey(phase):
+            trainer.parts.phases.wait(IDLE if phase is None or not trainer.wants_device else POLL)
+        elif not trainer.may_update(phase):
+            trainer.waiting.stop()
+            trainer.parts.phases.wait(IDLE)
+        elif (claim := trainer.claim()) is None:
+            trainer.parts.phases.wait(POLL)
+        else:
+            trainer.update(claim, phase)
+
+
+class Trainer:
+    """What the loop knows between its turns.
+
+    version   of the weights held, minted; None before the first wake
+    spent     a version was minted in the present `train` phase, which allows one
+    owed      trajectories trained since the last checkpoint: their records stay in the stream until the next
+    """
+
+    def __init__(self, ctx: ServiceContext, parts: Parts) -> None:
+        self.ctx, self.parts = ctx, parts
+        self.version: VersionId | None = None
+        self.waiting = Waiting()
+        self.wants_device = False
+        self._spent = False
+        self._owed: list[str] = []
+        self._saved = 0  # updates that the newest checkpoint contains
+        self._expired = 0
+        self._answered = 0  # newest Phase.seq that was answered
+        self._device = Waiting()
+
+    # ---- phases -----------------------------------------------------------------------------------------
+    def obey(self, phase: Phase) -> bool:
+        """Sleep or wake as ordered, and answer each order once. True: awake, to do what the phase allows."""
+        if phase.trainer == "asleep":
+            self._spent = False
+            self.wants_device = False
+            self._sleep(phase)
+            return False
+        if phase.phase != "train":
+            self._spent = False
+        return self._wake(phase)
+
+    def may_update(self, phase: Phase) -> bool:
+        """Whether the phase allows an update: one per `train`, any number in `flow`, none after the last."""
+        if self.version is None or self.version.number >= self.parts.spec.schedule.updates:
+            return False
+        return phase.phase == "flow" or (phase.phase == "train" and not self._spent)
+
+    def _sleep(self, phase: Phase) -> None:
+        engine = self.parts.engine
+        self.waiting.stop()
+        self._device.stop()
+        if engine.awake:
+            engine.sleep()
+            self.parts.devices.release(DEVICE, self._holder)
+        if phase.seq > self._answered:
+            self._answered = phase.seq
+            now, baseline = resident(), self.parts.baseline
+            self.ctx.emit(events.Slept(who=self.ctx.name, seq=phase.seq, resident=now, baseline=baseline))
+        self.ctx.ready(True)
+
+    def _wake(self, phase: Phase) -> bool:
+        began = time.monotonic()
+        first = self.version is None
+        if not self.parts.engine.awake:
+            if not self._take_device():
+                return False
+            self.parts.engine.wake()
+            if first:
+                self._start(phase)
+        if phase.seq > self._answered:
+            self._answered = phase.seq
+            self.ctx.emit(
+                events.Woke(
+                    who=self.ctx.name,
+                    seq=phase.seq,
+                    version=self.version,
+                    resident=resident(),
+                    seconds=time.monotonic() - began,
+                )
+            )
+        return True
+
+    @property
+    def _holder(self) -> str:
+        return f"{self.ctx.job}/{self.ctx.name}"
+
+    def _take_device(self) -> bool:
+        """Lease the engine's memory. False: others hold too much of it for now."""
+        spec, engine = self.parts.spec, self.parts.engine
+        budget = spec.device.memory_mb << 20
+        waited = self._device.go()
+        self.wants_device = not self.parts.devices.acquire(DEVICE, self._holder, engine.memory, budget)
+        if not self.wants_device:
+            self._device.stop()
+            self.ctx.ready(True)
+            return True
+        held = ", ".join(
+            f"{name} {lease.nbytes >> 20} MB" for name, lease in self.parts.devices.holders(DEVICE).items()
+        )
+        self.ctx.ready(False, f"waits for device: {engine.memory >> 20} of {budget >> 20} MB, held by {held}")
+        if waited > spec.limits.activation_wait:
+            raise DeviceOverdue(f"no memory of device {DEVICE} within {waited:.0f} s: held by {held}")
+        return False
+
+    def _start(self, phase: Phase) -> None:
+        """The first wake: where a dead trainer was, or the very beginning; then mint what is held."""
+        parts = self.parts
+        resumed = parts.resume.run(
+            parts.mint.known(), parts.spec_hash, parts.spec.contract_digest(), phase.mode
+        )
+        last = resumed.repeated[-1] if resumed.repeated else None
+        self._owed, self._saved = list(resumed.owed), resumed.checkpoint
+        trace = parts.mint.mint(
+            parts.engine,
+            resumed.version,
+            resumed.parent,
+            last.traces if last else (),
+            len(last.trajectories) if last else 0,
+        )
+        if last is not None:
+            parts.updating.tell_trained(last, resumed.version, trace)
+        self.version, self._spent = resumed.version, True
+        self.ctx.log.info(
+            "holds version %s: checkpoint %d, %d repeated", self.version, self._saved, len(resumed.repeated)
+        )
+        self._save_if_due()
+
+    # ---- updates ----------------------------------------------------------------------------------------
+    def claim(self) -> Claim | None:
+        """The next update's groups, or None. Raises `BatchOverdue` when there should long have been some."""
+        assert self.version is not None
+        number = self.version.number
+        waited = self.waiting.go()
+        self._expired += self.parts.intake.expire_overdue(number)
+        claim = self.parts.ledger.claim(number + 1, number)
+        if claim is None and waited > self.parts.spec.limits.batch_wait:
+            missing = what_is_missing(self.parts.ledger, number)
+            raise BatchOverdue(f"no batch for update {number + 1} within {waited:.0f} s: {missing}")
+        return claim
+
+    def update(self, claim: Claim, phase: Phase) -> None:
+        """From the claim to the minted version, and a checkpoint when one is due."""
+        assert self.version is not None
+        parts, waited = self.parts, self.waiting.stop()
+        segment = parts.intake.segment(claim, self.version)
+        segments.write(parts.folder / "segments", segment)
+        made = parts.updating.make(segment, self.version.epoch)
+        parts.updating.tell_scored(made)
+        minted = VersionId(self.version.epoch, claim.update)
+        trace = parts.mint.mint(parts.engine, minted, self.version, made.traces, len(made.trajectories))
+        parts.updating.tell_trained(made, minted, trace)
+        parts.updating.tell_metrics(made, phase.mode, self._expired, waited)
+        if made.result.non_finite:
+            self.ctx.log.error("update %d skipped: %s", claim.update, ", ".join(made.result.non_finite))
+        self.version, self._spent, self._expired = minted, phase.phase == "train", 0
+        self._owed += made.trajectories
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        """A checkpoint every so many updates and after the last, which also ends the job's training."""
+        assert self.version is not None
+        parts, number = self.parts, self.version.number
+        last = number == parts.spec.schedule.updates
+        if number > self._saved and (last or number % parts.spec.checkpoint.every == 0):
+            name = parts.engine.describe().name
+            parts.checkpoints.save(parts.engine.save, self.version, name, self._saved, parts.intake.cursor)
+            self._saved = number
+            parts.ledger.forget(self._owed)
+            self._owed = []
+        if last:
+            self.ctx.emit(events.Finished(updates=number))

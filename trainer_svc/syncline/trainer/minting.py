@@ -1,0 +1,85 @@
+"""Minting: from the engine's weights to a version that sync can take. See "The path of a version", step 1."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from syncline.contract import events
+from syncline.contract.streams import EVENTS, MINTED, VERSIONS
+from syncline.contract.version_path import MINTED as MINTED_HOP
+from syncline.contract.version_path import Minted, VersionId, VersionRecord, parse_version
+from syncline.runtime import tracing
+from syncline.runtime.bus import Bus
+from syncline.trainer import canaries
+from syncline.trainer.engine import Sample, TrainerEngine
+
+
+class Mint:
+    """Makes versions of one job. `prefixes`: the canaries' samples."""
+
+    def __init__(self, bus: Bus, job: str, folder: Path, contract: str, prefixes: list[Sample]) -> None:
+        self._bus, self._job, self._folder, self._contract = bus, job, folder, contract
+        self._prefixes = prefixes
+
+    def mint(
+        self,
+        engine: TrainerEngine,
+        version: VersionId,
+        parent: VersionId | None,
+        traces: Sequence[str],
+        trajectories: int,
+    ) -> str:
+        """Export the present weights as `version` and hand it to sync; returns the hop's traceparent.
+
+        traces   contexts of the trajectories that the version was trained on
+        The order matters: the record lies in Redis before sync can read of the version, and the scheduler
+        hears of it last.
+        """
+        with tracing.hop(
+            MINTED_HOP,
+            links=traces,
+            job=self._job,
+            version=version,
+            optimizer_step=version.number,
+            trajectories=trajectories,
+        ) as hop:
+            hop.set(parent=parent)  # an argument of that name would be the trace's parent
+            files = engine.export(self._folder / "export" / str(version))
+            scored = canaries.score(engine, self._prefixes)
+            now = time.time()
+            record = VersionRecord(
+                version=version,
+                parent=parent,
+                optimizer_step=version.number,
+                contract=self._contract,
+                state="minted",
+                traceparent=hop.traceparent,
+                minted=now,
+            )
+            self._bus.hset(VERSIONS.at(self._job), str(version), msgspec.json.encode(record))
+            self._bus.append(
+                MINTED.at(self._job),
+                Minted(
+                    job=self._job,
+                    version=version,
+                    parent=parent,
+                    optimizer_step=version.number,
+                    contract=self._contract,
+                    artefact=f"export/{version}",
+                    files=files,
+                    canaries=scored,
+                    traceparent=hop.traceparent,
+                    minted_at=now,
+                ),
+            )
+            self._bus.append(EVENTS.at(self._job), events.Minted(version=version))
+        return hop.traceparent
+
+    def known(self) -> list[VersionId]:
+        """Versions that Redis remembers, oldest first."""
+        fields = self._bus.hgetall(VERSIONS.at(self._job))
+        return sorted(parse_version(name.decode()) for name in fields if name != b"latest")
