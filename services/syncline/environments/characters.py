@@ -1,6 +1,8 @@
-"""Character games that a model with random weights learns within a minute: reverse, copy, sort, successor.
+"""Character games that a model with random weights learns within minutes.
 
-The prompt is `reverse:hca=` and the right response `ach`. Items are endless and drawn from `(seed, index)`.
+The prompt is `reverse:hca=` and the right response `ach`; `copy` answers `hca`, `sort` `ach`, `successor` (each
+symbol's next one) `adb`. `continue` shows one symbol, `continue:f`, and is answered by the ones that follow it in
+the alphabet, begun again after the last: `gha`. It is the quickest to learn, at any length. Items are endless and drawn from `(seed, index)`.
 The reward is dense: the share of right positions, counted over the longer of response and answer, so that a
 character too many or too few costs as much as a wrong one.
 """
@@ -20,9 +22,9 @@ LEGAL = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`length` symbols of `alphabet` per item; `sort` and `successor` take the alphabet's own order."""
+    """`length` symbols to answer with; an order of symbols is always that of `alphabet`."""
 
-    game: Literal["reverse", "copy", "sort", "successor"] = "reverse"
+    game: Literal["reverse", "copy", "sort", "successor", "continue"] = "reverse"
     length: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
     alphabet: Annotated[str, msgspec.Meta(min_length=2, max_length=36)] = "abcdefgh"
 
@@ -53,24 +55,27 @@ class Characters(SingleTurn):
         self.seed = seed
 
     def prompt(self, index: int) -> Prompt:
-        """`GAME:SYMBOLS=`, with the answer in `meta`."""
+        """The game and its symbols, with the answer in `meta`."""
         symbols = self._symbols(index)
-        answer = self._answer(symbols)
-        return Prompt(
-            index=index,
-            text=f"{self.options.game}:{symbols}=",
-            meta={"game": self.options.game, "symbols": symbols, "answer": answer},
-        )
+        text = f"continue:{symbols}" if self.options.game == "continue" else f"{self.options.game}:{symbols}="
+        meta = {"game": self.options.game, "symbols": symbols, "answer": self._answer(symbols)}
+        return Prompt(index=index, text=text, meta=meta)
 
     def score(self, index: int, text: str) -> float:
         """Share of right positions, in [0, 1]."""
-        answer = self._answer(self._symbols(index))
-        right = sum(a == b for a, b in zip(answer, text, strict=False))
-        return right / max(len(answer), len(text))
+        symbols = self._symbols(index)
+        answer = self._answer(symbols)
+        if self.options.game == "continue":
+            before = symbols + text
+            right = sum(self._follows(a, b) for a, b in zip(before, text, strict=False))
+        else:
+            right = sum(a == b for a, b in zip(answer, text, strict=False))
+        return min(right, len(answer)) / max(len(answer), len(text))
 
     def _symbols(self, index: int) -> str:
-        draw = random.Random(f"{self.name}:{self.seed}:{require_index(index)}")
-        return "".join(draw.choices(self.options.alphabet, k=self.options.length))
+        draw = random.Random(f"characters:{self.seed}:{require_index(index)}")
+        shown = 1 if self.options.game == "continue" else self.options.length
+        return "".join(draw.choices(self.options.alphabet, k=shown))
 
     def _answer(self, symbols: str) -> str:
         order = self.options.alphabet
@@ -82,4 +87,13 @@ class Characters(SingleTurn):
             case "sort":
                 return "".join(sorted(symbols, key=order.index))
             case "successor":
-                return "".join(order[(order.index(symbol) + 1) % len(order)] for symbol in symbols)
+                return "".join(self._after(symbol, 1) for symbol in symbols)
+            case "continue":
+                return "".join(self._after(symbols, step) for step in range(1, self.options.length + 1))
+
+    def _after(self, symbol: str, steps: int) -> str:
+        order = self.options.alphabet
+        return order[(order.index(symbol) + steps) % len(order)]
+
+    def _follows(self, symbol: str, after: str) -> bool:
+        return symbol in self.options.alphabet and self._after(symbol, 1) == after
