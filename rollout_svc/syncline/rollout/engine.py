@@ -83,7 +83,7 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
 
     version: VersionId
     digest: str
-    loaded_digest: str  # the manifest's digest with each tensor's digest taken from what the engine will read
+    loaded_digest: str  # `version_path.loaded_digest` of what the engine will really read
     nbytes: int
     seconds: float
     verdict: str  # "verified", or "verified, unchanged": same bytes as the version that serves
@@ -170,7 +170,7 @@ class RolloutEngine(Protocol):
         ...
 
     def step(self) -> list[Chunk]:
-        """One decode step of every request. Returns the chunks that closed, also those of an earlier commit."""
+        """One decode step of every request. Returns the chunks that closed, those of a commit included."""
         ...
 
     def abort(self, trajectory: str) -> bool:

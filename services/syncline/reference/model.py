@@ -69,6 +69,7 @@ class TextCodec:
         except (OSError, ValueError) as error:
             raise ValueError(f"model {path.name}: tokenizer: {error}") from error
         self.unknown: int | None = self.tokenizer.unk_token_id
+        self.has_template: bool = self.tokenizer.chat_template is not None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with what the tokenizer puts in front. Raises `ValueError` naming the text."""
@@ -83,10 +84,10 @@ class TextCodec:
 
     def encode_messages(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Ids of a chat, by the tokenizer's own template, ending where the assistant begins."""
-        if self.tokenizer.chat_template is None:
+        if not self.has_template:
             raise ValueError("the task gives messages, and the model's tokenizer has no chat template")
-        text: str = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
+        text = str(
+            self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         )
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids

@@ -56,7 +56,7 @@ class Batch:
     # ---- one step
     @torch.inference_mode()
     def step(self) -> list[Chunk]:
-        """Prefill what waits, then decode one token of every row. Returns the chunks of requests that ended."""
+        """Prefill what waits, then decode one token of every row. Returns the chunks of ended requests."""
         chunks: list[Chunk] = []
         if self.waiting:
             requests, self.waiting = self.waiting, []
@@ -241,7 +241,7 @@ class Batch:
 
 
 def _prefill_groups(requests: Sequence[Request]) -> list[list[Request]]:
-    """Requests of one prompt length each, in order of arrival, within `_PREFILL_TOKENS` of distinct prompts."""
+    """Requests of one prompt length each, in order of arrival, within `_PREFILL_TOKENS` tokens."""
     groups: list[list[Request]] = []
     open_group: dict[int, list[Request]] = {}
     for request in requests:

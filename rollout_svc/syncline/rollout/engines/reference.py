@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from syncline.contract.job import ModelSpec
-from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, opened
+from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, loaded_digest, opened
 from syncline.reference.model import ModelFolder, empty_model, model_folder, stop_ids
 from syncline.reference.state import StatePlan, state_plan
 from syncline.rollout.engine import (
@@ -184,7 +184,7 @@ class ReferenceEngine:
             raise StageFailed(
                 f"version {manifest.version} serves here with digest {active.digest}, not {digest}"
             )
-        loaded = digest
+        loaded = loaded_digest(manifest.tensors)
         held = [
             w for w in (active, self._staged) if w and (w.version, w.digest) == (manifest.version, digest)
         ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest
+from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, loaded_digest
 from syncline.reference.model import ModelFolder, empty_model
 from syncline.reference.state import StatePlan, check_names, named_windows, state_plan
 from syncline.rollout.engine import StageFailed
@@ -79,7 +79,7 @@ class Weights:
         """Write every tensor of `manifest`, read each back as the forward pass will; returns the loaded
         digest.
 
-        The loaded digest is the manifest's digest with each tensor's digest taken from what was read back.
+        See `version_path.loaded_digest`: each tensor's digest is taken from what was read back.
         Raises `StageFailed` naming the tensor.
         """
         self.version, self.signed, self.digest, self.contents = None, None, "", {}
@@ -98,14 +98,13 @@ class Weights:
                     f"tensor {entry.name} reads back with digest {found}, the manifest says {entry.digest}"
                 )
             read_back.append(msgspec.structs.replace(entry, digest=found))
-        loaded = msgspec.structs.replace(manifest, tensors=tuple(read_back)).digest()
         self.version, self.digest, self.signed = manifest.version, manifest.digest(), signed
         self.contents = {entry.name: entry.digest for entry in read_back}
-        return loaded
+        return loaded_digest(read_back)
 
 
 def check_manifest(manifest: VersionManifest, plan: StatePlan, folder: ModelFolder) -> None:
-    """Raise `StageFailed` unless `manifest` lists exactly this model's tensors in a form this engine reads."""
+    """Raise `StageFailed` unless `manifest` lists exactly this model's tensors in a form read here."""
     if manifest.model != folder.config_digest:
         raise StageFailed(
             f"manifest of version {manifest.version} is for another model (config {manifest.model})"

@@ -1,0 +1,48 @@
+"""The rollout worker of one job.
+
+Consumes:      `work` (group rollout), `sync` and `phases` (own cursors), the store's manifests and blobs.
+Produces:      `trajectories` through the ledger, score errands, `acks`, Slept and Woke, its line in
+`workers`. Waits for:     an order to wake (`device` while its memory is used up), a verified version, an
+open gate, work,
+               the ledger's `go` where beginning now would break the lag bound.
+Unblocked by:  the scheduler's phases and submissions, sync's orders, other engines that sleep, updates made.
+"""
+
+from __future__ import annotations
+
+import time
+
+from syncline.rollout.worker import Worker, assemble
+from syncline.runtime.service import ServiceContext
+
+
+def main(context: ServiceContext) -> None:
+    """Serve until told to stop. What runs then is left to whoever takes it over."""
+    worker = assemble(context)
+    worker.intake.recover()
+    while not context.stop_requested():
+        worker.inbox.read(worker.idle_for())
+        worker.residence.obey()
+        worker.orders.advance(worker.residence.awake)
+        worker.orders.join(worker.residence.awake)
+        take_work(worker)
+        if worker.engine.running:
+            began = time.monotonic()
+            chunks = worker.engine.step()
+            worker.pace.worked(time.monotonic() - began)
+            worker.publisher.take(chunks)
+        worker.teller.tell()
+        context.ready(worker.engine.serving is not None, worker.teller.why() or "asleep")
+    worker.orders.close()
+
+
+def take_work(worker: Worker) -> None:
+    """Begin what may begin. From the ledger's `go` to the prefill in the next step, no version is committed."""
+    for lost in worker.intake.keep_alive():
+        worker.engine.abort(lost)
+        worker.publisher.forget(lost)
+    serving = worker.engine.serving
+    if serving is None or not worker.residence.gate_open:
+        return
+    worker.intake.take(worker.engine.room)
+    worker.intake.begin(serving[0], worker.engine.room, worker.submit)

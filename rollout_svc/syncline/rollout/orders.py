@@ -1,0 +1,278 @@
+"""Sync's orders: stage, verify, commit, abort, and the acks that tell how far this worker got.
+
+Staging runs in a thread of its own while the engine serves. A version is acked `verified` after its bytes
+were read back and the canaries were scored on the staged buffer; the flip happens in `advance`, between
+decode steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal
+
+import msgspec
+
+from syncline.contract.streams import ACKS
+from syncline.contract.version_path import ACTIVE, STAGED, VERIFIED, Ack, Canary, SyncOrder, VersionId
+from syncline.rollout.engine import CommitPolicy, Committed, OldVersion, RolloutEngine, Staged
+from syncline.runtime.bus import Bus
+from syncline.runtime.store import BlobStore, MissingManifest
+from syncline.runtime.tracing import record
+
+_LOG = logging.getLogger("syncline.rollout")
+_CONTEXTS = 16  # versions whose trace context is kept
+
+AckKind = Literal["staged", "verified", "active", "aborted", "failed", "refused"]
+
+REJOIN = 5.0  # seconds without a version and without an order after which a worker asks again
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """What the staging thread found."""
+
+    order: SyncOrder
+    staged: Staged
+    gap: float | None  # largest |trainer - rollout| log-prob over the canaries; None: there were none
+    traceparent: str  # of the staged hop
+    began: float  # wall clock: of the canary check
+
+
+class Orders:
+    """One worker's side of the version path.
+
+    name, incarnation   who acks
+    policy              what a commit does to running requests
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine: RolloutEngine,
+        store: BlobStore,
+        job: str,
+        name: str,
+        incarnation: str,
+        policy: CommitPolicy,
+    ) -> None:
+        self._bus, self._engine, self._store = bus, engine, store
+        self._job, self._name, self._incarnation = job, name, incarnation
+        self._policy = policy
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage")
+        self._staging: tuple[SyncOrder, Future[Verified]] | None = None
+        self._next: SyncOrder | None = (
+            None  # a stage order that waits: for the thread, or for the engine to wake
+        )
+        self._commit: SyncOrder | None = None
+        self._verified: dict[VersionId, str] = {}  # traceparent of the verified hop
+        self.contexts: dict[VersionId, str] = {}  # traceparent of the active hop, to link tokens to
+        self._asked = float("-inf")
+        self.trouble = ""  # why the last version was not taken; "" after one was
+
+    # ---- what the loop asks
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way that `advance` should look at soon."""
+        return self._staging is not None or self._commit is not None
+
+    @property
+    def committing(self) -> bool:
+        """A commit waits for running requests."""
+        return self._commit is not None
+
+    def take(self, order: SyncOrder) -> None:
+        """Note an order that is addressed to this worker. Others are not."""
+        if order.workers and self._name not in order.workers:
+            return
+        match order.order:
+            case "stage":
+                self._take_stage(order)
+            case "commit":
+                self._take_commit(order)
+            case "abort":
+                self._take_abort(order)
+
+    def advance(self, awake: bool) -> None:
+        """Start, finish and commit what is due. Call between decode steps."""
+        if self._staging is not None and self._staging[1].done():
+            order, future = self._staging
+            self._staging = None
+            self._finish_staging(order, future)
+        if self._next is not None and self._staging is None and awake:
+            order, self._next = self._next, None
+            self._staging = (order, self._thread.submit(self._stage, order))
+        if self._commit is not None and awake:
+            committed = self._engine.commit(self._policy)
+            if committed is not None:
+                order, self._commit = self._commit, None
+                self._active(order, committed)
+
+    def join(self, awake: bool) -> None:
+        """Ask for the current version if none is held and none is coming."""
+        idle = self._engine.serving is None and not self.busy and self._next is None
+        if awake and idle and time.monotonic() >= self._asked + REJOIN:
+            self._asked = time.monotonic()
+            self._say(Ack(worker=self._name, incarnation=self._incarnation, kind="joined", version=None))
+
+    def forget(self) -> None:
+        """The engine goes to sleep: what was staged and not committed is gone. A staging thread is waited
+        for.
+        """
+        if self._staging is not None:
+            order, future = self._staging
+            self._staging = None
+            self._finish_staging(order, future)
+        self._commit = None
+        self._asked = float("-inf")
+
+    def close(self) -> None:
+        """End the staging thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    # ---- orders
+    def _take_stage(self, order: SyncOrder) -> None:
+        if self._commit is not None:  # a newer version replaces one that still waits for requests
+            self._commit = None
+            self._engine.abort_stage()
+        self._next = order
+
+    def _take_commit(self, order: SyncOrder) -> None:
+        serving = self._engine.serving
+        if serving == (order.version, order.digest):
+            self._say(self._ack(order, "active", in_flight=self._engine.running))
+        elif self._engine.staged == order.version:
+            self._commit = order
+        else:
+            reason = f"version {order.version} is not staged here"
+            self._say(self._ack(order, "failed", reason=reason))
+
+    def _take_abort(self, order: SyncOrder) -> None:
+        if self._next is not None and self._next.version == order.version:
+            self._next = None
+        if self._staging is not None and self._staging[0].version == order.version:
+            self._staging[1].exception()  # waits: a load cannot be stopped half-way
+            self._staging = None
+        if self._engine.staged == order.version:
+            self._commit = None
+            self._engine.abort_stage()
+        self._say(self._ack(order, "aborted"))
+
+    # ---- staging, in the thread
+    def _stage(self, order: SyncOrder) -> Verified:
+        began = time.time()
+        signed = self._store.read_manifest(order.version)
+        staged = self._engine.stage(signed, self._store)
+        if staged.digest != order.digest:
+            raise ValueError(f"the store's manifest of {order.version} has digest {staged.digest}")
+        context = record(
+            STAGED,
+            order.traceparent or None,
+            began,
+            time.time(),
+            job=self._job,
+            version=order.version,
+            digest=staged.digest,
+            worker=self._name,
+            bytes=staged.nbytes,
+        )
+        self._say(self._ack(order, "staged", nbytes=staged.nbytes, seconds=staged.seconds))
+        began = time.time()
+        serves = self._engine.serving == (staged.version, staged.digest)
+        gap = self._canary_gap(order.canaries, "active" if serves else "staged")
+        return Verified(order, staged, gap, context, began)
+
+    def _canary_gap(self, canaries: tuple[Canary, ...], buffer: Literal["active", "staged"]) -> float | None:
+        """Largest |trainer - rollout| over all canary tokens; None: there is no canary."""
+        gap = None
+        for canary in canaries:
+            ours = self._engine.score(canary.tokens, canary.prompt, buffer=buffer).logprobs
+            worst = max(abs(a - b) for a, b in zip(ours, canary.logprobs, strict=True))
+            gap = worst if gap is None or not worst <= gap else gap  # keeps NaN
+        return gap
+
+    # ---- back in the loop
+    def _finish_staging(self, order: SyncOrder, future: Future[Verified]) -> None:
+        try:
+            found = future.result()
+        except OldVersion as error:
+            self._refuse(order, "refused", str(error))
+            return
+        except (ValueError, MissingManifest) as error:
+            self._refuse(order, "failed", str(error))
+            return
+        # NaN is no agreement
+        good = found.gap is None or found.gap <= order.tolerance
+        verdict = found.staged.verdict if good else "failed"
+        self._verified[order.version] = record(
+            VERIFIED,
+            found.traceparent,
+            found.began,
+            max(time.time(), found.began),
+            job=self._job,
+            version=order.version,
+            digest=found.staged.digest,
+            worker=self._name,
+            loaded_digest=found.staged.loaded_digest,
+            canary_gap=found.gap,
+            verdict=verdict,
+        )
+        if not good:
+            if self._engine.staged == order.version:
+                self._engine.abort_stage()
+            reason = f"canary gap {found.gap} exceeds the tolerance {order.tolerance:g}"
+            self._refuse(order, "failed", reason, gap=found.gap)
+            return
+        self.trouble = ""
+        self._say(
+            self._ack(
+                order,
+                "verified",
+                loaded_digest=found.staged.loaded_digest,
+                canary_gap=found.gap,
+                verdict=verdict,
+                nbytes=found.staged.nbytes,
+                seconds=found.staged.seconds,
+            )
+        )
+
+    def _active(self, order: SyncOrder, committed: Committed) -> None:
+        pause = committed.pause * 1000
+        ended = time.time()
+        self.contexts[order.version] = record(
+            ACTIVE,
+            self._verified.pop(order.version, order.traceparent) or None,
+            ended - committed.pause,
+            ended,
+            job=self._job,
+            version=committed.version,
+            digest=committed.digest,
+            worker=self._name,
+            pause_ms=pause,
+            policy=self._policy.kind,
+            in_flight=committed.in_flight,
+        )
+        for old in sorted(self.contexts)[:-_CONTEXTS]:
+            del self.contexts[old]
+        self._say(self._ack(order, "active", pause_ms=pause, in_flight=committed.in_flight))
+
+    def _refuse(
+        self, order: SyncOrder, kind: Literal["failed", "refused"], reason: str, gap: float | None = None
+    ) -> None:
+        self.trouble = f"version {order.version}: {reason}"
+        _LOG.warning("%s %s", kind, self.trouble)
+        self._say(self._ack(order, kind, reason=reason, canary_gap=gap))
+
+    def _ack(self, order: SyncOrder, kind: AckKind, **more: Any) -> Ack:
+        return Ack(
+            worker=self._name,
+            incarnation=self._incarnation,
+            kind=kind,
+            version=order.version,
+            digest=order.digest,
+            seq=order.seq,
+            **more,
+        )
+
+    def _say(self, ack: Ack) -> None:
+        self._bus.append(ACKS.at(self._job), ack)

@@ -1,0 +1,122 @@
+"""From closed chunks to published trajectories: records, hops, and the errand that scores them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from syncline.contract.token_path import PUBLISHED, SAMPLED, SamplingConvention
+from syncline.contract.version_path import VersionId
+from syncline.reference.model import TextCodec
+from syncline.rollout.engine import Chunk
+from syncline.rollout.intake import Held, Intake
+from syncline.rollout.spans import Sampled, fold, trajectory
+from syncline.runtime.errands import send_score
+from syncline.runtime.ledger import Ledger
+from syncline.runtime.tracing import record
+
+_LOG = logging.getLogger("syncline.rollout")
+
+
+class Publisher:
+    """Collects the chunks of each request and publishes it when it has ended.
+
+    contexts   version -> traceparent of its activation here: spans link to it
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        intake: Intake,
+        codec: TextCodec,
+        contexts: Mapping[VersionId, str],
+        *,
+        job: str,
+        name: str,
+        convention: SamplingConvention,
+        contract: str,
+    ) -> None:
+        self._ledger, self._intake, self._codec, self._contexts = ledger, intake, codec, contexts
+        self._job, self._name = job, name
+        self._convention, self._contract = convention, contract
+        self._chunks: dict[str, list[Chunk]] = {}
+        self._prompts: dict[str, tuple[int, ...]] = {}
+        self.fenced = 0
+
+    def begun(self, trajectory_id: str, prompt: tuple[int, ...]) -> None:
+        """A request was submitted with this prompt."""
+        self._prompts[trajectory_id] = prompt
+        self._chunks[trajectory_id] = []
+
+    def forget(self, trajectory_id: str) -> None:
+        """A request was aborted: nothing of it is published."""
+        self._prompts.pop(trajectory_id, None)
+        self._chunks.pop(trajectory_id, None)
+
+    def take(self, chunks: Sequence[Chunk]) -> None:
+        """Note chunks, and publish the requests that they end."""
+        for chunk in chunks:
+            self._chunks[chunk.trajectory].append(chunk)
+            if chunk.finish is not None:
+                self._publish(chunk.trajectory)
+
+    def _publish(self, name: str) -> None:
+        held, prompt = self._intake.held[name], self._prompts[name]
+        sampled = fold(self._chunks[name], self._name)
+        self.forget(name)
+        context = self._trace_spans(held, sampled)
+        told = trajectory(
+            held.item,
+            held.attempt,
+            prompt,
+            sampled,
+            convention=self._convention,
+            contract=self._contract,
+            text=self._codec.decode(sampled.tokens),
+            traceparent=context,
+            queued=(held.begun or held.taken) - held.taken,
+        )
+        began = time.time()
+        answer = self._ledger.publish(told, held.work_id)
+        self._intake.drop(name)
+        if answer == "fenced":
+            self.fenced += 1
+            _LOG.warning("trajectory %s attempt %d is fenced; its record is dropped", name, held.attempt)
+            return
+        record(
+            PUBLISHED,
+            context,
+            began,
+            max(began, time.time()),
+            job=self._job,
+            trajectory=name,
+            attempt=held.attempt,
+            worker=self._name,
+            tokens=len(sampled.tokens),
+            spans=len(sampled.spans),
+        )
+        send_score(self._job, name, held.attempt)
+
+    def _trace_spans(self, held: Held, sampled: Sampled) -> str:
+        """One hop per version span, each after the one before it. Returns the last one's context."""
+        context = held.item.traceparent
+        for span, (began, ended) in zip(sampled.spans, sampled.times, strict=True):
+            activation = self._contexts.get(span.version)
+            context = record(
+                SAMPLED,
+                context or None,
+                began,
+                max(began, ended),
+                links=[activation] if activation else [],
+                job=self._job,
+                trajectory=held.item.trajectory,
+                attempt=held.attempt,
+                worker=self._name,
+                version=span.version,
+                digest=span.digest,
+                context=span.context,
+                start=span.start,
+                end=span.end,
+            )
+        return context

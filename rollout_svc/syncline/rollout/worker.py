@@ -1,0 +1,152 @@
+"""The parts of a rollout worker, put together from the job's spec."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from syncline.contract.events import Phase
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import JOB, PHASES, SYNC, WORK
+from syncline.contract.version_path import SyncOrder
+from syncline.environments.environment import load
+from syncline.reference.model import TextCodec, model_folder
+from syncline.rollout.engine import CommitPolicy, RolloutEngine
+from syncline.rollout.engines.reference import ReferenceEngine
+from syncline.rollout.intake import Held, Intake
+from syncline.rollout.orders import Orders
+from syncline.rollout.prompts import Prompter, convention_of
+from syncline.rollout.publishing import Publisher
+from syncline.rollout.residence import Residence
+from syncline.rollout.status import Pace, Teller
+from syncline.runtime.bus import Bus, unpack
+from syncline.runtime.lease import Devices
+from syncline.runtime.ledger import Ledger
+from syncline.runtime.service import ServiceContext
+from syncline.runtime.store import BlobStore
+
+_POLL = 0.02  # seconds between two looks at the streams while tokens are sampled
+_SOON = 0.02  # seconds to block while a version is being staged
+_LATER = 0.1  # seconds to block while items wait for the ledger
+_IDLE = 0.25  # seconds to block with nothing to do
+
+
+class Inbox:
+    """Phases and sync orders as they come; new work ends a wait and is left in its stream."""
+
+    def __init__(self, bus: Bus, job: str, residence: Residence, orders: Orders) -> None:
+        self._bus, self._residence, self._orders = bus, residence, orders
+        self._phases, self._sync, self._work = PHASES.at(job), SYNC.at(job), WORK.at(job)
+        self._cursors = {key: bus.last_id(key) for key in (self._phases, self._sync, self._work)}
+        self._read_at = float("-inf")
+        residence.look()
+
+    def read(self, block: float | None) -> None:
+        """Take what came. `block`: seconds to wait for something; None: look, at most each `_POLL` seconds."""
+        now = time.monotonic()
+        if block is None and now < self._read_at + _POLL:
+            return
+        self._read_at = now
+        for key, entries in self._bus.read(self._cursors, block).items():
+            self._cursors[key] = entries[-1].id
+            for entry in entries:
+                if key == self._phases:
+                    self._residence.want(unpack(entry, Phase))
+                elif key == self._sync:
+                    self._orders.take(unpack(entry, SyncOrder))
+
+
+@dataclass(frozen=True)
+class Worker:
+    """All parts of one worker."""
+
+    engine: RolloutEngine
+    intake: Intake
+    orders: Orders
+    residence: Residence
+    publisher: Publisher
+    prompter: Prompter
+    teller: Teller
+    pace: Pace
+    inbox: Inbox
+
+    def submit(self, held: Held) -> None:
+        """Give an item to the engine. Raises `ValueError` if it cannot be sampled by any worker."""
+        request = self.prompter.request(held.item, held.attempt)
+        self.engine.submit(request)
+        self.publisher.begun(request.trajectory, request.prompt)
+
+    def idle_for(self) -> float | None:
+        """How long the loop may wait for messages now; None: not at all."""
+        if self.engine.running:
+            return None
+        if self.orders.busy:
+            return _SOON
+        return _LATER if self.intake.waiting or self.residence.waits_for_device else _IDLE
+
+
+def assemble(context: ServiceContext) -> Worker:
+    """Read the job's spec and build the worker. Raises `ValueError` naming what is missing or wrong."""
+    bus, job, name = context.bus, context.job, context.name
+    raw = bus.hget(JOB.at(job), "spec")
+    if raw is None:
+        raise ValueError(f"job {job} has no spec")
+    spec = JobSpec.model_validate_json(raw)
+    folder = context.settings.job_dir(job)
+    store = BlobStore(folder / "store")
+    codec = TextCodec(model_folder(context.settings.models, spec.model.name).path)
+    engine = make_engine(spec, context, job, (folder / "key").read_bytes())
+    schedule = spec.schedule
+    policy = CommitPolicy(kind=schedule.in_flight, kv=schedule.kv, carried_age=schedule.carried_age)
+    orders = Orders(bus, engine, store, job, name, context.incarnation, policy)
+    devices = Devices(bus, context.heartbeat_key, context.incarnation)
+    residence = Residence(bus, engine, orders, store, devices, spec, job, name, context.emit)
+    ledger = Ledger(
+        bus,
+        job,
+        batch_groups=spec.batch.groups,
+        max_lag=schedule.max_lag,
+        policy=schedule.lag_policy,
+        max_attempts=spec.limits.attempts,
+    )
+    intake = Intake(bus, ledger, job, name, spec.limits.worker_idle)
+    publisher = Publisher(
+        ledger,
+        intake,
+        codec,
+        orders.contexts,
+        job=job,
+        name=name,
+        convention=convention_of(spec),
+        contract=spec.contract_digest(),
+    )
+    environment = load(spec.task, spec.seeds.data)
+    return Worker(
+        engine=engine,
+        intake=intake,
+        orders=orders,
+        residence=residence,
+        publisher=publisher,
+        prompter=Prompter(environment, codec, spec, engine.describe().experts is not None),
+        teller=Teller(
+            bus, engine, intake, orders, residence, job=job, name=name, incarnation=context.incarnation
+        ),
+        pace=Pace(pace_of(spec, name), context.stopping),
+        inbox=Inbox(bus, job, residence, orders),
+    )
+
+
+def make_engine(spec: JobSpec, context: ServiceContext, job: str, key: bytes) -> RolloutEngine:
+    """The engine that the spec names."""
+    match spec.rollout.engine:
+        case "reference":
+            return ReferenceEngine(context.settings.models, spec.model, job, key, spec.rollout.max_running)
+
+
+def pace_of(spec: JobSpec, name: str) -> float:
+    """The worker's share of full speed. Raises `ValueError` for a name that is not w0, w1, ..."""
+    if not spec.rollout.pace:
+        return 1.0
+    if not name[1:].isdecimal() or name[0] != "w" or int(name[1:]) >= len(spec.rollout.pace):
+        raise ValueError(f"worker {name!r} is none of w0 to w{len(spec.rollout.pace) - 1}")
+    return spec.rollout.pace[int(name[1:])]
