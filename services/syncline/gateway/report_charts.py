@@ -198,8 +198,8 @@ def _curve(line: Line, x_axis: _Axis, y_axis: _Axis) -> str:
     drawn = []
     for piece in filter(None, pieces):
         if len(piece) == 1:
-            x, y = piece[0].split(",")
-            drawn.append(f'<circle class="fill-{line.style}" cx="{x}" cy="{y}" r="2.5"/>')
+            at, height = piece[0].split(",")
+            drawn.append(f'<circle class="fill-{line.style}" cx="{at}" cy="{height}" r="2.5"/>')
         else:
             drawn.append(f'<polyline class="line-{line.style}" points="{" ".join(piece)}"/>')
     return f"<g><title>{escape(line.label)}</title>{''.join(drawn)}</g>"

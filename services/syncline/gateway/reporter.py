@@ -25,6 +25,7 @@ from syncline.contract.streams import ENTRIES, JOB, JOBS, METRICS, PHASES, SAMPL
 from syncline.environments import environment
 from syncline.gateway.answers import encoded
 from syncline.gateway.evidence import OPEN_STATES, Evidence, LedgerLine, SampleText, SegmentFacts
+from syncline.gateway.gathering import ledger_of
 from syncline.gateway.records import JobRecord, find
 from syncline.gateway.report import render
 from syncline.gateway.summary import summarise
@@ -97,14 +98,7 @@ def evidence_of(bus: Bus, record: JobRecord) -> Evidence | None:
 def gather(bus: Bus, record: JobRecord) -> Evidence:
     """Evidence of a job that Redis knows."""
     spec = record.spec
-    ledger = Ledger(
-        bus,
-        record.id,
-        batch_groups=spec.batch.groups,
-        max_lag=spec.schedule.max_lag,
-        policy=spec.schedule.lag_policy,
-        max_attempts=spec.limits.attempts,
-    )
+    ledger = ledger_of(bus, record)
     folder = record.folder / "segments"
     facts = segment_facts(folder)
     assert record.state != "unrecorded"  # Redis knows it
