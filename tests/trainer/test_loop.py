@@ -1,0 +1,197 @@
+"""The trainer's loop against a real ledger: phases, updates, metrics, hops, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+from world import InProcess, World, spec_of
+
+from syncline.contract import events
+from syncline.contract.streams import REWARDS, TRAJECTORIES
+from syncline.contract.version_path import VersionId
+from syncline.runtime import segments, tracing
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Iterator[Path]:
+    tracing.setup("trainer", "trainer", tmp_path / "traces.sqlite", None)
+    yield tmp_path / "traces.sqlite"
+    tracing.setup("unnamed", "unnamed", None, None)
+
+
+def test_a_job_in_flow_from_its_first_version_to_its_end(
+    redis_url: str, job: str, tmp_path: Path, traces: Path
+) -> None:
+    world = World(redis_url, job, tmp_path, spec_of())
+    world.order("train", "awake")
+    trainer = InProcess(world)
+    first = world.await_version(VersionId(0, 0))
+    assert first.parent is None
+    assert set(first.files) == {"model.safetensors", "config.json"}
+    assert len(first.canaries) == 4
+    world.order("flow", "awake")
+    made = []
+    for version in range(4):
+        made += world.feed(2, version)
+        world.await_version(VersionId(0, version + 1))
+    finished = wait_until(
+        lambda: [e for e in world.events() if isinstance(e, events.Finished)], 30, "the last checkpoint"
+    )
+    assert finished == [events.Finished(updates=4)]
+    trainer.stop()
+
+    assert world.versions() == [VersionId(0, n) for n in range(5)]
+    assert len({m.files["model.safetensors"] for m in world.minted()}) == 5
+    counts = world.ledger.counts()
+    assert (counts["submitted"], counts["trained"]) == (16, 16)
+    assert world.bus.length(TRAJECTORIES.at(job)) == 0
+    assert world.bus.hlen(REWARDS.at(job)) == 0
+    assert [m.update for m in world.metrics()] == [1, 2, 3, 4]
+    told = world.metrics()[1]
+    assert (told.groups, told.trajectories, told.lag_max, told.skipped) == (2, 4, 0, False)
+    assert told.tokens == sum(t.sampled for t in made[4:8])
+    assert told.reward == pytest.approx(0.55)
+    assert told.gap_mean is not None
+    assert told.same_version_gap == told.gap_mean
+    assert sorted(p.name for p in (world.folder / "checkpoints").glob("update-*")) == [
+        "update-000002",
+        "update-000004",
+    ]
+    rows = segments.read(segments.segment_path(world.folder / "segments", 2)).rows
+    assert [row.trajectory for row in rows] == made[4:8]
+    scored = segments.read_scores(segments.scores_path(world.folder / "segments", 2))
+    assert [len(row.logprobs) for row in scored.rows] == [t.sampled for t in made[4:8]]
+    assert scored.minted == VersionId(0, 2)
+
+    tracing.flush()
+    spans = tracing.read_trace(traces, made[4].traceparent.split("-")[1])
+    assert [span.name for span in spans] == ["token.admitted", "token.scored", "token.trained"]
+    minted = tracing.spans_of(traces, version="0.2", job=job)
+    assert [span.name for span in minted if span.name == "version.minted"] == ["version.minted"]
+    assert {link.split("-")[1] for link in minted[0].links} == {
+        t.traceparent.split("-")[1] for t in made[4:8]
+    }
+    assert spans[2].links == (world.minted()[2].traceparent,)
+
+
+def test_colocated_makes_one_update_per_train_phase_and_sleeps_between(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    world = World(redis_url, job, tmp_path, spec_of())
+    first = world.order("train", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    world.feed(4)
+    asleep = world.order("sample", "asleep")
+    wait_until(lambda: [e for e in world.events() if isinstance(e, events.Slept)], 20, "sleep")
+    again = world.order("train", "awake")
+    world.await_version(VersionId(0, 1))
+    repeated = world.order("train", "awake")  # a process was lost: the same order under a new number
+    wait_until(
+        lambda: any(isinstance(e, events.Woke) and e.seq == repeated for e in world.events()),
+        20,
+        "the answer",
+    )
+    trainer.stop()
+    assert world.versions() == [VersionId(0, 0), VersionId(0, 1)]
+    woke = [e for e in world.events() if isinstance(e, events.Woke)]
+    assert [e.seq for e in woke] == [first, again, repeated]
+    assert [e.version for e in woke] == [VersionId(0, 0), VersionId(0, 0), VersionId(0, 1)]
+    slept = [e for e in world.events() if isinstance(e, events.Slept)]
+    assert [e.seq for e in slept] == [asleep]
+
+
+def test_a_batch_that_never_comes_fails_the_job_by_name(redis_url: str, job: str, tmp_path: Path) -> None:
+    world = World(redis_url, job, tmp_path, spec_of(limits={"batch_wait": 0.3}))
+    world.order("flow", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    world.feed(1)
+    wait_until(lambda: trainer.error, 20, "the deadline")
+    with pytest.raises(RuntimeError, match=r"no batch for update 1 .* 1 of 2 groups are ready"):
+        trainer.stop()
+
+
+def test_what_cannot_be_trained_ends_with_its_reason(redis_url: str, job: str, tmp_path: Path) -> None:
+    world = World(redis_url, job, tmp_path, spec_of(batch={"groups": 2, "group_size": 4}))
+    world.order("flow", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    first = world.feed(1, rewards=lambda g, i: None if i == 2 else float(i))
+    poisoned = world.ledger.entry(first[3].trajectory)
+    assert poisoned is not None
+    assert poisoned.stream_id is not None
+    world.bus.delete_entries(TRAJECTORIES.at(job), [poisoned.stream_id])
+    second = world.feed(1, rewards=lambda g, i: None if i else 1.0)
+    world.await_version(VersionId(0, 1))
+    trainer.stop()
+    states = {t.trajectory: world.ledger.entry(t.trajectory) for t in first + second}
+    assert [e.state for e in states.values() if e] == ["trained", "trained", "filtered", "failed"] + [
+        "filtered"
+    ] * 4
+    reasons = [e.reason for e in states.values() if e]
+    assert "unscored: timed out" in reasons[2]
+    assert "gone from the stream" in reasons[3]
+    assert "fewer than two scored" in reasons[4]
+    segment = segments.read(segments.segment_path(world.folder / "segments", 1))
+    assert len(segment.rows) == 2
+    assert len(segment.filtered) == 5
+    assert list(segment.lost) == [first[3].trajectory]
+    assert world.metrics()[0].unscored == 4
+    assert world.ledger.sample(0.0).holds
+
+
+def test_an_update_with_nothing_to_train_on_mints_the_same_weights(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    world = World(redis_url, job, tmp_path, spec_of())
+    world.order("flow", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    world.feed(2, rewards=lambda g, i: None)
+    second = world.await_version(VersionId(0, 1))
+    trainer.stop()
+    assert second.files == world.minted()[0].files
+    told = world.metrics()[0]
+    assert (told.skipped, told.trajectories, told.loss, told.reward) == (True, 0, None, None)
+    assert world.ledger.counts()["filtered"] == 4
+
+
+def test_expire_ends_what_is_over_the_bound(redis_url: str, job: str, tmp_path: Path) -> None:
+    spec = spec_of(schedule={"lag_policy": "expire", "mode": "disjoint", "updates": 9, "max_lag": 1})
+    world = World(redis_url, job, tmp_path, spec)
+    world.order("train", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    world.feed(2)
+    late = world.feed(1)
+    world.order("flow", "awake")
+    world.await_version(VersionId(0, 1))
+    world.feed(1, 1)
+    world.await_version(VersionId(0, 2))
+    late += world.feed(1, 1)
+    world.feed(2, 2)
+    world.await_version(VersionId(0, 3))
+    wait_until(lambda: world.ledger.counts()["expired"] or None, 0.5, "nothing") if False else None
+    trainer.stop()
+    assert world.ledger.sample(0.0).holds
+    assert all(m.lag_max <= 1 for m in world.metrics())
+
+
+def test_mask_old_tokens_trains_young_ones_alone(redis_url: str, job: str, tmp_path: Path) -> None:
+    spec = spec_of(schedule={"lag_policy": "mask_old_tokens", "mode": "disjoint", "updates": 9, "max_lag": 1})
+    world = World(redis_url, job, tmp_path, spec)
+    world.order("flow", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    held = world.feed(1, 0, versions=(0, 2), sampled=6)
+    world.order("drain", "awake")
+    for version in range(2):
+        world.feed(2, version)
+    world.order("flow", "awake")
+    world.await_version(VersionId(0, 2))
+    trainer.stop()
+    assert held

@@ -1,0 +1,204 @@
+"""Everything around a trainer, played by the test over the real Redis: scheduler, rollout and errands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from records import reward, trajectory
+from waiting import wait_until
+
+from syncline.contract import events
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import EVENTS, METRICS, MINTED, PHASE, PHASES
+from syncline.contract.token_path import Trajectory, trajectory_id
+from syncline.contract.version_path import Minted, VersionId
+from syncline.runtime.bus import Bus, pack, unpack
+from syncline.runtime.ledger import Ledger
+from syncline.runtime.service import ServiceContext
+from syncline.runtime.settings import Settings
+from syncline.runtime.tracing import new_traceparent
+from syncline.trainer import loop
+
+MODELS = Path(__file__).parents[2] / "examples" / "models"
+
+
+def spec_of(**parts: Any) -> JobSpec:
+    """A small job: 2 groups of 2, a checkpoint every 2 updates."""
+    base: dict[str, Any] = {
+        "name": "t",
+        "model": {"name": "tiny-dense"},
+        "batch": {"groups": 2, "group_size": 2},
+        "schedule": {"mode": "disjoint", "updates": 4, "max_lag": 1},
+        "checkpoint": {"every": 2, "keep": 2},
+        "optimizer": {"lr": 0.01},
+        "limits": {"batch_wait": 20.0},
+    }
+    for name, part in parts.items():
+        base[name] = {**base[name], **part} if isinstance(base.get(name), dict) else part
+    return JobSpec.model_validate_json(msgspec.json.encode(base))
+
+
+class World:
+    """One job. `seq` is the last phase ordered."""
+
+    def __init__(self, redis_url: str, job: str, runs: Path, spec: JobSpec) -> None:
+        self.bus = Bus(redis_url, deadline=10.0)
+        self.job, self.runs, self.spec = job, runs, spec
+        self.folder = runs / job
+        self.folder.mkdir(parents=True)
+        (self.folder / "spec.json").write_text(spec.model_dump_json())
+        self.settings = Settings(redis_url=redis_url, runs=runs, models=MODELS, job=job, port=0)
+        self.ledger = Ledger(
+            self.bus,
+            job,
+            batch_groups=spec.batch.groups,
+            max_lag=spec.schedule.max_lag,
+            policy=spec.schedule.lag_policy,
+            max_attempts=spec.limits.attempts,
+        )
+        self.seq = 0
+        self.groups = 0
+
+    # ---- scheduler --------------------------------------------------------------------------------------
+    def order(self, phase: events.PhaseName, trainer: Literal["awake", "asleep"]) -> int:
+        """Want a phase; returns its number."""
+        self.seq += 1
+        wanted = events.Phase(
+            seq=self.seq,
+            mode="disjoint" if phase == "flow" else "colocated",
+            phase=phase,
+            rollout="awake" if phase == "flow" else "asleep",
+            trainer=trainer,
+            gate="open" if phase == "flow" else "shut",
+            update=0,
+            at=time.time(),
+        )
+        self.bus.set(PHASE.at(self.job), pack(wanted))
+        self.bus.append(PHASES.at(self.job), wanted)
+        return self.seq
+
+    # ---- rollout and errands ----------------------------------------------------------------------------
+    def feed(
+        self, groups: int, version: int = 0, epoch: int = 0, rewards: Any = None, **record: Any
+    ) -> list[Trajectory]:
+        """Submit, sample under `version` and reward whole groups. `rewards(group, index)` -> float or None."""
+        made = []
+        for _ in range(groups):
+            group, self.groups = self.groups, self.groups + 1
+            size = self.spec.batch.group_size
+            items = [
+                events.WorkItem(
+                    job=self.job,
+                    trajectory=trajectory_id(self.job, group, i),
+                    group=group,
+                    index=i,
+                    prompt=group,
+                    traceparent=new_traceparent(),
+                    submitted_at=time.time(),
+                )
+                for i in range(size)
+            ]
+            assert self.ledger.submit(items, size)
+            for i in range(size):
+                versions = record.pop("versions", None) or (version,)
+                t = trajectory(
+                    self.job,
+                    group,
+                    i,
+                    epoch=epoch,
+                    versions=versions,
+                    contract=self.spec.contract_digest(),
+                    **record,
+                )
+                assert self.ledger.begin(t.trajectory, 1, "w0", t.oldest) == "go"
+                work = self.ledger.entry(t.trajectory)
+                assert work is not None
+                assert work.work_id is not None
+                assert self.ledger.publish(t, work.work_id) == "published"
+                value = (group + i) % 2 + 0.1 * i if rewards is None else rewards(group, i)
+                assert self.ledger.reward(reward(t, value))
+                made.append(t)
+        return made
+
+    # ---- looking ----------------------------------------------------------------------------------------
+    def events(self) -> list[events.Event]:
+        return [unpack(entry, events.Event) for entry in self.bus.range(EVENTS.at(self.job))]
+
+    def minted(self) -> list[Minted]:
+        return [unpack(entry, Minted) for entry in self.bus.range(MINTED.at(self.job))]
+
+    def versions(self) -> list[VersionId]:
+        return [m.version for m in self.minted()]
+
+    def metrics(self) -> list[events.UpdateMetrics]:
+        return [unpack(entry, events.UpdateMetrics) for entry in self.bus.range(METRICS.at(self.job))]
+
+    def await_version(self, version: VersionId, seconds: float = 60.0) -> Minted:
+        """The version once it is minted; fails at once if the trainer reported a failure."""
+
+        def look() -> Minted | None:
+            failed = [e for e in self.events() if isinstance(e, events.Failed)]
+            assert not failed, failed
+            return next((m for m in self.minted() if m.version == version), None)
+
+        return wait_until(look, seconds, f"version {version}")
+
+
+class InProcess:
+    """The trainer's main function in a thread of the test."""
+
+    def __init__(self, world: World) -> None:
+        self.ctx = ServiceContext("trainer", world.settings, Bus(world.settings.redis_url, deadline=10.0))
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            loop.main(self.ctx)
+        except Exception as error:  # noqa: BLE001 - shown by `stop`
+            self.error = error
+
+    def stop(self, seconds: float = 30.0) -> None:
+        """Tell it to stop, wait, and give its lease back."""
+        self.ctx.stopping.set()
+        self.thread.join(seconds)
+        assert not self.thread.is_alive()
+        self.ctx._ended.set()
+        for lease in self.ctx._leases:
+            lease.release()
+        self.ctx.bus.close()
+        if self.error is not None:
+            raise self.error
+
+
+class Process:
+    """The trainer as the launcher starts it."""
+
+    def __init__(self, world: World, **more: str) -> None:
+        environ = {**os.environ, **world.settings.environ(), "OMP_NUM_THREADS": "1", **more}
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "syncline.trainer"],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def kill(self) -> None:
+        self.child.send_signal(signal.SIGKILL)
+        self.child.wait(10)
+
+    def stop(self) -> str:
+        """SIGTERM; returns the log. Fails unless the exit code is 0."""
+        self.child.send_signal(signal.SIGTERM)
+        log = self.child.communicate(timeout=30)[0].decode()
+        assert self.child.returncode == 0, log
+        return log
