@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 
 import uvicorn
 
@@ -21,7 +22,10 @@ def main(context: ServiceContext) -> None:
     """Serve until told to stop."""
     settings = context.settings
     bus = Bus(settings.redis_url, deadline=REDIS_SECONDS)
-    app = create_app(settings, bus)
+    try:
+        app = create_app(settings, bus)
+    except ValueError as error:
+        sys.exit(f"gateway: {error}")
     port = DEFAULT_PORT if settings.port is None else settings.port
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -29,7 +33,8 @@ def main(context: ServiceContext) -> None:
         try:
             listener.bind((settings.host, port))
         except OSError as error:
-            raise ValueError(f"cannot listen on {settings.host}:{port}: {error.strerror}") from None
+            sys.exit(f"gateway: cannot listen on {settings.host}:{port}: {error.strerror}")
+        listener.listen(2048)  # from here on whoever reads where we answer gets an answer
         context.port = listener.getsockname()[1]
         url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{context.port}"
         _announce(context, url)

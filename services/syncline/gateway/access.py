@@ -57,6 +57,12 @@ def only_known_parameters(request: Request) -> None:
         seen.add(name)
 
 
+def is_entry_id(text: str) -> bool:
+    """Whether `text` is the id of a stream entry: two unsigned 64-bit numbers."""
+    parts = text.split("-")
+    return len(parts) == 2 and all(re.fullmatch("[0-9]{1,20}", p) and int(p) < 2**64 for p in parts)
+
+
 JobId = Annotated[
     str,
     Path(description="job id", examples=["j0123456789"], json_schema_extra={"pattern": "^j[0-9a-f]{10}$"}),

@@ -22,7 +22,14 @@ _SAYS = "Jobs go in; jobs, versions and each token's path come out."
 def create_app(settings: Settings, bus: Bus) -> FastAPI:
     """The gateway over `bus`. Raises `ValueError` for an open host without a token, or an empty token."""
     require_token(settings)
-    app = FastAPI(title=_TITLE, version=_VERSION, description=_SAYS, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title=_TITLE,
+        version=_VERSION,
+        description=_SAYS,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     gateway = Gateway(settings, bus)
     app.state.gateway = gateway
     for part in (page, system, jobs, progress, events, versions, trajectories, reports):

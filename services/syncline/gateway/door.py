@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import time
 from typing import Any
@@ -14,7 +15,8 @@ from syncline.gateway.errors import Refusal, problem
 from syncline.gateway.numbers import NO_ROUTE, Numbers
 
 BODY_SECONDS = 30.0  # a body must be complete by then
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # what a probe may ask without a token
+LINGER_SECONDS = 5.0  # for the rest of a request that was turned away; it is read and dropped
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})  # the bare page, and what a probe asks: no token
 
 
 class Door:
@@ -41,7 +43,7 @@ class Door:
             self._allowed(scope)
             body = await _whole_body(scope, receive)
         except Refusal as refusal:
-            await problem(refusal)(scope, receive, counted)
+            await _turn_away(refusal, scope, receive, counted)
             return
         await self._app(scope, _replayed(body, receive), counted)
 
@@ -75,6 +77,22 @@ async def _whole_body(scope: Scope, receive: Receive) -> bytes:
     except TimeoutError:
         detail = f"the body was not complete after {BODY_SECONDS:g} s"
         raise Refusal(408, "request-timeout", detail, headers={"Connection": "close"}) from None
+
+
+async def _turn_away(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, then let the client finish speaking: who is cut off in mid-sentence hears no answer."""
+
+    async def unfinished(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "more_body": True}
+        await send(message)
+
+    await problem(refusal)(scope, receive, unfinished)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _too_large() -> Refusal:

@@ -13,7 +13,9 @@ from starlette.exceptions import HTTPException
 
 from syncline.contract.job import Problem as SpecProblem
 from syncline.contract.spec_text import SpecError
+from syncline.contract.token_path import BadTrajectory
 from syncline.runtime.bus import BadMessage, BusDown
+from syncline.runtime.segments import BadSegment
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -119,7 +121,7 @@ def _bus_down(_: Request, error: Exception) -> Response:
     return problem(Refusal(503, "redis-unreachable", str(error), headers={"Retry-After": "5"}))
 
 
-def _bad_message(_: Request, error: Exception) -> Response:
+def _unreadable(_: Request, error: Exception) -> Response:
     return problem(Refusal(500, "record-unreadable", str(error)))
 
 
@@ -136,7 +138,9 @@ def install(app: FastAPI) -> None:
         HTTPException: _http,
         RequestValidationError: _parameters,
         BusDown: _bus_down,
-        BadMessage: _bad_message,
+        BadMessage: _unreadable,
+        BadTrajectory: _unreadable,
+        BadSegment: _unreadable,
         Exception: _unforeseen,
     }
     for kind, handler in handlers.items():

@@ -9,10 +9,10 @@ unblocked by  an entry, the client leaving, the gateway stopping
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
+import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -20,11 +20,11 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from syncline.contract.events import TERMINAL_JOB_STATES, Event, LedgerSample, Phase, UpdateMetrics
 from syncline.contract.streams import EVENTS, JOB, METRICS, PHASES, SAMPLES, Key
 from syncline.gateway import examples
-from syncline.gateway.access import MAX_STREAMS, Gateway, Here, TheJob, only_known_parameters
+from syncline.gateway.access import MAX_STREAMS, Gateway, Here, TheJob, is_entry_id, only_known_parameters
 from syncline.gateway.answers import PROBLEMS, encoded
 from syncline.gateway.errors import Refusal
 from syncline.gateway.records import JobRecord
-from syncline.runtime.bus import BadMessage, Bus, Entry, unpack
+from syncline.runtime.bus import BadMessage, Bus, BusDown, Entry, unpack
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["progress"], dependencies=[Depends(only_known_parameters)])
 
@@ -35,8 +35,8 @@ _SOURCES: tuple[tuple[str, Key, Any], ...] = (
     ("metrics", METRICS, UpdateMetrics),
     ("ledger", SAMPLES, LedgerSample),
 )
+_FORGOTTEN = "unrecorded"  # the state of a job that Redis knows no more and that never ended
 _COUNT = 100  # entries of one stream in one read
-_CURSOR = re.compile(r"\d{1,20}-\d{1,20}(_\d{1,20}-\d{1,20}){3}")
 _BEGINNING = "_".join("0-0" for _ in _SOURCES)
 
 
@@ -62,41 +62,52 @@ async def events(
 ) -> Response:
     """All that happens in the job, from its beginning or from `Last-Event-ID` on, until it ends."""
     cursor = last_event_id or _BEGINNING
-    if not _CURSOR.fullmatch(cursor):
+    places = cursor.split("_")
+    if len(places) != len(_SOURCES) or not all(map(is_entry_id, places)):
         raise Refusal(422, "parameter-refused", "Last-Event-ID is no id of this stream")
     if here.streaming >= MAX_STREAMS:
         detail = f"{MAX_STREAMS} event streams are being served, which is the most"
         raise Refusal(503, "too-many-streams", detail, headers={"Retry-After": "5"})
-    return EventSourceResponse(_stream(here, record, cursor), ping=15, headers={"X-Accel-Buffering": "no"})
+    stopping = anyio.Event()
+    return EventSourceResponse(
+        _stream(here, record, cursor, stopping),
+        ping=15,
+        shutdown_event=stopping,
+        shutdown_grace_period=2 * BLOCK,
+    )
 
 
-async def _stream(here: Gateway, record: JobRecord, cursor: str) -> AsyncIterator[ServerSentEvent]:
+async def _stream(
+    here: Gateway, record: JobRecord, cursor: str, stopping: anyio.Event
+) -> AsyncIterator[ServerSentEvent]:
     here.streaming += 1
     here.numbers.streams.set(here.streaming)
     try:
         told = None
-        while True:
-            state = (
-                record.state if not record.recorded else await _in_thread(here, _state, here.bus, record.id)
-            )
+        while not stopping.is_set():
+            state = await _in_thread(here, _state, here.bus, record)
             if state != told:
                 told = state
                 yield _sent("state", {"job": record.id, "state": state}, cursor)
-            over = state in TERMINAL_JOB_STATES or not record.recorded
+            over = state in TERMINAL_JOB_STATES or state == _FORGOTTEN
             read = await _in_thread(here, _read, here.bus, record.id, cursor, None if over else BLOCK)
             for name, message, cursor in read:
                 yield _sent(name, message, cursor)
             if over and not read:
                 yield _sent("end", {"job": record.id, "state": state}, cursor)
                 return
+    except BusDown:
+        return  # the client comes back with its cursor; until Redis does, it is told 503
     finally:
         here.streaming -= 1
         here.numbers.streams.set(here.streaming)
 
 
-def _state(bus: Bus, job: str) -> str:
-    """ "unrecorded" once Redis has forgotten the job."""
-    return (bus.hget(JOB.at(job), "state") or b"unrecorded").decode()
+def _state(bus: Bus, record: JobRecord) -> str:
+    """The job's state now; of a job that Redis has forgotten, what its folder says."""
+    if not record.recorded:
+        return record.state
+    return (bus.hget(JOB.at(record.id), "state") or _FORGOTTEN.encode()).decode()
 
 
 def _read(bus: Bus, job: str, cursor: str, block: float | None) -> list[tuple[str, Any, str]]:

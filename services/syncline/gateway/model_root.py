@@ -12,12 +12,12 @@ def models(root: Path) -> list[str]:
     """Names of the folders with a config.json whose real path lies under the real root, sorted."""
     if not root.is_dir():
         return []
-    return sorted(entry.name for entry in root.iterdir() if _inside(root, entry.name))
+    return sorted(entry.name for entry in root.iterdir() if _there(root, entry.name))
 
 
 def problems(root: Path, model: ModelSpec) -> list[Problem]:
     """What keeps `model` from being used. Empty: nothing."""
-    if not _inside(root, model.name):
+    if not _there(root, model.name):
         there = models(root)
         near = difflib.get_close_matches(model.name, there, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
@@ -34,6 +34,10 @@ def problems(root: Path, model: ModelSpec) -> list[Problem]:
     return []
 
 
-def _inside(root: Path, name: str) -> bool:
-    config = root / name / "config.json"
-    return config.is_file() and config.resolve().is_relative_to(root.resolve())
+def inside(root: Path, path: Path) -> bool:
+    """Whether `path` is a file that really lies under `root`, however many links lead to it."""
+    return path.is_file() and path.resolve().is_relative_to(root.resolve())
+
+
+def _there(root: Path, name: str) -> bool:
+    return inside(root, root / name / "config.json")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 
 from syncline.contract.events import Heartbeat, LedgerSample, Phase, UpdateMetrics, WorkerStatus
-from syncline.contract.streams import COUNTS, DEAD, HEARTBEAT, METRICS, PHASES, SAMPLES, WORKERS, Key
+from syncline.contract.streams import DEAD, HEARTBEAT, METRICS, PHASES, SAMPLES, WORKERS, Key
 from syncline.gateway import examples
-from syncline.gateway.access import Here, Limit, TheJob, only_known_parameters
+from syncline.gateway.access import Here, Limit, TheJob, is_entry_id, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
+from syncline.gateway.gathering import ledger_of
 from syncline.gateway.records import JobRecord
 from syncline.gateway.shapes import (
     LedgerView,
@@ -27,10 +28,9 @@ from syncline.runtime.bus import Bus, unpack
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["progress"], dependencies=[Depends(only_known_parameters)])
 
 T = TypeVar("T")
-_ENTRY_ID = re.compile(r"\d{1,20}-\d{1,20}")
 After = Annotated[
     str | None,
-    Query(description="`next` of the last page", json_schema_extra={"pattern": r"^\d{1,20}-\d{1,20}$"}),
+    Query(description="`next` of the last page", json_schema_extra={"pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}),
 ]
 
 
@@ -52,11 +52,9 @@ def phases(record: TheJob, here: Here, limit: Limit = 500, after: After = None) 
 def ledger(record: TheJob, here: Here) -> Response:
     """Trajectories by state, now."""
     job = _recorded(record)
-    counts = {name.decode(): int(count) for name, count in here.bus.hgetall(COUNTS.at(job)).items()}
-    states = ("running", "buffered", "trained", "filtered", "failed", "expired")
-    sums = {name: counts.get(name, 0) for name in ("submitted", *states)}
-    holds = sums["submitted"] == sum(sums[name] for name in states)
-    return reply(LedgerView(**sums, holds=holds, dead=here.bus.length(DEAD.at(job))))
+    now = msgspec.structs.asdict(ledger_of(here.bus, record).sample(0.0))
+    del now["at"]
+    return reply(LedgerView(**now, dead=here.bus.length(DEAD.at(job))))
 
 
 @router.get("/ledger/samples", responses=describe(SamplePage, examples.SAMPLES))
@@ -94,7 +92,7 @@ def _page(
     bus: Bus, job: str, key: Key, type: type[T], limit: int, after: str | None
 ) -> tuple[list[T], str | None]:
     """Messages after the entry `after`, and the id to go on after, None when these are the newest."""
-    if after is not None and not _ENTRY_ID.fullmatch(after):
+    if after is not None and not is_entry_id(after):
         fault = Fault(path="after", message="is no entry id", hint="give `next` of a page")
         raise Refusal(422, "parameter-refused", "after: is no entry id", errors=(fault,))
     start = "-" if after is None else f"({after}"

@@ -158,7 +158,7 @@ class TrajectoryBrief(msgspec.Struct, frozen=True, kw_only=True):
     group: int
     index: int
     state: TrajectoryState
-    attempt: int
+    attempt: int | None  # None: the ledger is gone; the record itself knows it
     update: int | None  # the update that claimed or consumed it
     reason: str
 
@@ -188,7 +188,7 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
     segments: tuple[Segment, ...]
     logprobs: list[float]
-    trainer_logprobs: list[float | None] | None
+    trainer_logprobs: list[float] | None
     loss_mask: list[int]
     spans: tuple[VersionSpan, ...]
     convention: SamplingConvention

@@ -1,0 +1,234 @@
+"""Looking at jobs, asking something of them, and names that lead nowhere."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SPEC, Server, problem
+
+from syncline.contract.events import Phase, Request, UpdateMetrics, Wait
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import JOB, METRICS, PHASE, REQUESTS
+from syncline.runtime.bus import pack, unpack
+
+ABSENT = "j" + "0" * 10
+
+
+def metrics(update: int, **changes: Any) -> UpdateMetrics:
+    """One update's metrics."""
+    said: dict[str, Any] = {
+        "update": update,
+        "epoch": 0,
+        "mode": "colocated",
+        "groups": 8,
+        "trajectories": 64,
+        "tokens": 900,
+        "reward": 0.25,
+        "unscored": 0,
+        "lag_max": 1,
+        "lag_mean": 0.5,
+        "lag_counts": {"0": 32, "1": 32},
+        "loss": 0.1,
+        "grad_norm": 1.0,
+        "entropy": 2.0,
+        "ratio_mean": 1.0,
+        "clip_fraction": 0.0,
+        "gap_mean": 0.001,
+        "gap_max": 0.01,
+        "same_version_gap": 0.0001,
+        "kl": None,
+        "response_mean": 14.0,
+        "masked_tokens": 0,
+        "expired": 0,
+        "waited": 0.1,
+        "seconds": 0.2,
+        "non_finite": 0,
+        "skipped": False,
+        "at": 1_788_000_000.0,
+    }
+    return UpdateMetrics(**{**said, **changes})
+
+
+def verbs(server: Server, job: str) -> list[tuple[str, str | None]]:
+    found = [unpack(entry, Request) for entry in server.bus.range(REQUESTS.at())]
+    return [(request.verb, request.mode) for request in found if request.job == job]
+
+
+def test_a_job_shows_where_it_stands(server: Server) -> None:
+    job = server.submit()
+    phase = Phase(
+        seq=3, mode="disjoint", phase="flow", rollout="awake", trainer="awake", gate="open", update=2, at=1.0
+    )
+    wait = Wait(name="batch", owner="trainer", since=1.0, deadline=601.0, detail="3 of 8 groups")
+    server.bus.set(PHASE.at(job), pack(phase))
+    server.bus.append(METRICS.at(job), metrics(1))
+    server.bus.append(METRICS.at(job), metrics(2, reward=float("nan")))
+    server.bus.hset(
+        JOB.at(job), {"state": "running", "started": "12.5", "waits": json.dumps([wait_json(wait)])}
+    )
+    seen = server.http.get(f"/v1/jobs/{job}").json()
+    assert (seen["state"], seen["mode"], seen["phase"], seen["update"]) == ("running", "disjoint", "flow", 2)
+    assert seen["reward"] is None
+    assert seen["started"] == 12.5
+    assert seen["waits"] == [wait_json(wait)]
+    assert server.http.get(f"/v1/jobs/{job}/waits").json() == {"items": [wait_json(wait)]}
+
+
+def wait_json(wait: Wait) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps({f: getattr(wait, f) for f in wait.__struct_fields__}))
+    return found
+
+
+def test_jobs_are_listed_newest_first_in_pages(server: Server) -> None:
+    made = [server.submit(name=f"page-{i}") for i in range(5)]
+    seen, after = [], None
+    while True:
+        page = server.http.get("/v1/jobs", params={"limit": 2, **({"after": after} if after else {})}).json()
+        assert len(page["items"]) <= 2
+        seen += [job["id"] for job in page["items"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert [job for job in seen if job in made] == made[::-1]
+    assert len(seen) == len(set(seen))
+
+
+def test_a_strange_cursor_is_refused(server: Server) -> None:
+    problem(server.http.get("/v1/jobs", params={"after": ABSENT}), 422)
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=501", "limit=x", "limti=5", "limit=5&limit=6"], ids=lambda q: str(q)
+)
+def test_parameters_are_read_strictly(server: Server, query: str) -> None:
+    body = problem(server.http.get(f"/v1/jobs?{query}"), 422)
+    assert body["errors"][0]["path"] in ("limit", "limti")
+
+
+# ---- asking -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+def test_what_is_asked_reaches_the_scheduler(server: Server, verb: str) -> None:
+    job = server.submit()
+    answer = server.http.post(f"/v1/jobs/{job}/{verb}")
+    assert answer.status_code == 202
+    assert answer.json() == {"job": job, "verb": verb, "state": "queued"}
+    assert verbs(server, job) == [("submit", None), (verb, None)]
+
+
+def test_a_switch_of_mode_reaches_the_scheduler(server: Server) -> None:
+    job = server.submit()
+    assert server.http.post(f"/v1/jobs/{job}/mode", json={"mode": "disjoint"}).status_code == 202
+    assert verbs(server, job)[1:] == [("switch", "disjoint")]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"mode": "both"}', b'{"mode": "disjoint", "x": 1}', b'{"mode":1,"mode":2}', b"["]
+)
+def test_a_switch_to_nothing_is_refused(server: Server, body: bytes) -> None:
+    job = server.submit()
+    problem(server.http.post(f"/v1/jobs/{job}/mode", content=body), 422)
+    assert verbs(server, job) == [("submit", None)]
+
+
+def test_a_switch_that_cannot_work_is_refused(server: Server) -> None:
+    job = server.submit(schedule={"max_lag": 0})
+    body = problem(server.http.post(f"/v1/jobs/{job}/mode", json={"mode": "disjoint"}), 422)
+    assert body["errors"][0]["path"] == "schedule.max_lag"
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
+def test_nothing_is_asked_of_an_ended_job(server: Server, state: str) -> None:
+    job = server.submit()
+    server.set_state(job, state)
+    for verb, body in [("cancel", None), ("pause", None), ("resume", None), ("mode", {"mode": "disjoint"})]:
+        told = problem(server.http.post(f"/v1/jobs/{job}/{verb}", json=body), 409)
+        assert told["state"] == state
+    assert verbs(server, job) == [("submit", None)]
+
+
+def test_a_body_where_none_is_meant_is_refused(server: Server) -> None:
+    job = server.submit()
+    problem(server.http.post(f"/v1/jobs/{job}/cancel", json={"force": True}), 422)
+
+
+# ---- names that lead nowhere --------------------------------------------------------------------------------
+STRANGE = [
+    "../x",
+    "..%2f..%2fx",
+    "%2fetc%2fpasswd",
+    "a%2f..%2f..%2fb",
+    "..",
+    "j" + "0" * 9,
+    "j" + "0" * 11,
+    "J" + "0" * 10,
+    "j" + "A" * 10,
+    "j000000000%0a",
+    "x" * 200,
+    "Run_1",
+    "%00",
+    "%F0%9F%92%A9",
+    "j0123456789%20",
+    "jobs",
+]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.parametrize("under", ["", "/metrics", "/ledger", "/versions", "/trajectories", "/events"])
+def test_a_strange_id_is_like_an_unknown_one(server: Server, name: str, under: str) -> None:
+    strange = problem(server.http.get(f"/v1/jobs/{name}{under}"), 404)
+    unknown = problem(server.http.get(f"/v1/jobs/{ABSENT}{under}"), 404)
+    assert strange.keys() == unknown.keys()
+    assert (strange["type"], strange["title"]) == (unknown["type"], unknown["title"])
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/jobs/../../etc/passwd", "/v1/jobs/./", "//v1/jobs", "/v1/jobs/", "/v1/../.."]
+)
+def test_a_path_is_taken_as_it_is(server: Server, path: str) -> None:
+    """What a browser would tidy up comes raw here."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection.putrequest("GET", path, skip_host=True)
+    connection.putheader("host", host)
+    connection.endheaders()
+    answer = connection.getresponse()
+    assert answer.status == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    connection.close()
+
+
+def test_a_secret_beside_the_run_root_stays_there(server: Server) -> None:
+    runs = server.settings.runs
+    (runs.parent / "spec.json").write_text(JobSpec.model_validate(SPEC).canonical())
+    for name in ("..", "%2e%2e", "..%2f"):
+        problem(server.http.get(f"/v1/jobs/{name}"), 404)
+
+
+# ---- after Redis --------------------------------------------------------------------------------------------
+def on_disk(runs: Path, job: str, summary: dict[str, Any] | None) -> None:
+    (runs / job).mkdir()
+    (runs / job / "spec.json").write_text(JobSpec.model_validate({**SPEC, "name": "old"}).canonical())
+    if summary is not None:
+        (runs / job / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_job_is_found_on_disk_when_redis_forgot_it(server: Server, job: str) -> None:
+    on_disk(server.settings.runs, job, {"state": "succeeded", "updates": 50, "lag": {"max": 1}})
+    seen = server.http.get(f"/v1/jobs/{job}").json()
+    assert (seen["state"], seen["name"], seen["update"], seen["recorded"]) == ("succeeded", "old", 50, False)
+    assert job in [one["id"] for one in server.http.get("/v1/jobs", params={"limit": 500}).json()["items"]]
+    for under in ("metrics", "ledger", "phases", "workers"):
+        problem(server.http.get(f"/v1/jobs/{job}/{under}"), 410)
+    told = problem(server.http.post(f"/v1/jobs/{job}/cancel"), 409)
+    assert told["state"] == "succeeded"
+
+
+def test_a_job_without_an_end_is_unrecorded(server: Server, job: str) -> None:
+    on_disk(server.settings.runs, job, None)
+    seen = server.http.get(f"/v1/jobs/{job}").json()
+    assert seen["state"] == "unrecorded"
+    assert "summary.json" in seen["reason"]

@@ -1,0 +1,475 @@
+"""A token's path: from the stream, from the segment, and after Redis has forgotten everything."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import SPEC, Server, problem
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from syncline.contract import token_path as tp
+from syncline.contract import version_path as vp
+from syncline.contract.events import WorkItem
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import ENTRIES, JOB, TRAJECTORIES, VERSIONS, WORK
+from syncline.gateway.gathering import ledger_of
+from syncline.gateway.records import find
+from syncline.runtime import segments, tracing
+from syncline.runtime.ledger import Ledger
+
+DIGEST = {7: "a7" * 32, 8: "a8" * 32}
+CONTRACT = "c0" * 32
+SIZE = 2  # of a group
+
+
+def trajectory(job: str, group: int, index: int, attempt: int = 1) -> tp.Trajectory:
+    """Three prompt tokens and six sampled ones: four under version 0.7, two under 0.8, with a tool's in between."""
+    return tp.Trajectory(
+        job=job,
+        trajectory=tp.trajectory_id(job, group, index),
+        group=group,
+        index=index,
+        attempt=attempt,
+        prompt=group,
+        tokens=array("i", [0, 1, 2, 3, 4, 5, 9, 9, 6, 7, 8]),
+        segments=(
+            tp.Segment(kind="prompt", start=0, end=3),
+            tp.Segment(kind="sampled", start=3, end=6),
+            tp.Segment(kind="observed", start=6, end=8),
+            tp.Segment(kind="sampled", start=8, end=11),
+        ),
+        logprobs=array("f", [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]),
+        loss_mask=bytes([1, 1, 1, 1, 1, 0]),
+        spans=(
+            tp.VersionSpan(start=0, end=4, version=vp.VersionId(0, 7), digest=DIGEST[7], worker="w0"),
+            tp.VersionSpan(start=4, end=6, version=vp.VersionId(0, 8), digest=DIGEST[8], worker="w0"),
+        ),
+        convention=tp.SamplingConvention(),
+        finish="stop",
+        contract=CONTRACT,
+        text="d e f g h i",
+        traceparent=tracing.new_traceparent(),
+        timing=tp.Timing(started=1000.0, queued=0.1, prefill=0.2, decode=0.3),
+    )
+
+
+def reward(t: tp.Trajectory, value: float = 0.75) -> tp.Reward:
+    return tp.Reward(
+        trajectory=t.trajectory,
+        attempt=t.attempt,
+        state="scored",
+        value=value,
+        judge="characters/1",
+        seconds=0.5,
+    )
+
+
+def row(t: tp.Trajectory, use: str = "train") -> segments.SegmentRow:
+    return segments.SegmentRow(
+        trajectory=t,
+        reward=reward(t),
+        use=use,  # type: ignore[arg-type]
+        why="" if use == "train" else "no member of its group was scored",
+        lag=2,
+        advantage=0.5 if use == "train" else 0.0,
+        used_mask=t.loss_mask,
+    )
+
+
+def write_update(
+    folder: Path, job: str, update: int, rows: list[segments.SegmentRow], scored: bool = True
+) -> None:
+    """What the trainer leaves of one update."""
+    base = vp.VersionId(0, update - 1)
+    segment = segments.Segment(
+        job=job, update=update, base=base, contract=CONTRACT, spec_hash="s", members=tuple(rows)
+    )
+    segments.write(folder / "segments", segment)
+    if scored:
+        trained = [r for r in rows if r.use == "train"]
+        gap = array("f", [0.01] * 6)
+        scores = segments.Scores(
+            update=update,
+            minted=vp.VersionId(0, update),
+            skipped=False,
+            rows=tuple(
+                segments.ScoreRow(
+                    trajectory=r.trajectory.trajectory,
+                    logprobs=array("f", [b + 0.01 for b in r.trajectory.logprobs]),
+                    weights=array("f", [1.0] * 6),
+                    gap=gap,
+                    advantage=0.5,
+                )
+                for r in trained
+            ),
+        )
+        segments.write_scores(folder / "segments", scores)
+
+
+def trace(server: Server, t: tp.Trajectory, update: int) -> None:
+    """The spans that the services leave of one trained trajectory and of version 0.7."""
+    job, tid = t.job, t.trajectory
+    tracing.setup("test", "test", server.settings.traces, None)
+    told: dict[str, Any] = {"trajectory": tid, "job": job}
+    parent = tracing.record(tp.PROMPTED, None, 1.0, 1.1, **told, group=t.group, index=t.index)
+    for attempt, span in [(0, t.spans[0]), *((t.attempt, span) for span in t.spans)]:
+        tracing.record(
+            tp.SAMPLED,
+            parent,
+            2.0 + attempt,
+            3.0 + attempt,
+            **told,
+            attempt=attempt,
+            worker=span.worker,
+            version=span.version,
+            digest=span.digest,
+            context=span.context,
+            start=span.start,
+            end=span.end,
+        )
+    tracing.record(tp.PUBLISHED, parent, 4.0, 4.5, **told, attempt=t.attempt, worker="w0", tokens=6, spans=2)
+    tracing.record(tp.REWARDED, parent, 5.0, 5.5, **told, attempt=t.attempt, state="scored", reward=0.75)
+    tracing.record(tp.ADMITTED, parent, 6.0, 6.1, **told, update=update, lag=2)
+    for moment in (7.0, 9.0):  # a resumed trainer repeats the update
+        minted = vp.VersionId(int(moment == 9.0), update)
+        tracing.record(
+            tp.TRAINED, parent, moment, moment + 1, **told, update=update, minted=minted, advantage=0.5
+        )
+    version: dict[str, Any] = {"job": job, "version": vp.VersionId(0, 7)}
+    tracing.record(
+        vp.MINTED, None, 0.1, 0.2, **version, parent=vp.VersionId(0, 6), optimizer_step=7, trajectories=4
+    )
+    tracing.record(
+        vp.CONVERTED, None, 0.2, 0.3, **version, representation="bf16", bytes=100, new_bytes=40, tensors=3
+    )
+    tracing.record(vp.PUBLISHED, None, 0.3, 0.4, **version, digest=DIGEST[7])
+    for worker in ("w1", "w0"):
+        named = {**version, "digest": DIGEST[7], "worker": worker}
+        tracing.record(vp.STAGED, None, 0.4, 0.5, **named, bytes=40)
+        tracing.record(
+            vp.VERIFIED, None, 0.5, 0.6, **named, loaded_digest=DIGEST[7], canary_gap=1e-5, verdict="verified"
+        )
+        tracing.record(vp.ACTIVE, None, 0.6, 0.7, **named, pause_ms=1.5, policy="continue_old", in_flight=3)
+    tracing.shutdown()
+
+
+def ledger(server: Server, job: str) -> Ledger:
+    record = find(server.bus, server.settings, job)
+    assert record is not None
+    return ledger_of(server.bus, record)
+
+
+def submit_group(server: Server, job: str, group: int) -> None:
+    items = [
+        WorkItem(
+            job=job,
+            trajectory=tp.trajectory_id(job, group, i),
+            group=group,
+            index=i,
+            prompt=group,
+            traceparent="",
+            submitted_at=1.0,
+        )
+        for i in range(SIZE)
+    ]
+    assert ledger(server, job).submit(items, SIZE)
+
+
+def publish(server: Server, job: str, group: int) -> list[tp.Trajectory]:
+    """A group goes from submitted to buffered, as the rollout does it."""
+    submit_group(server, job, group)
+    book, made = ledger(server, job), []
+    for index in range(SIZE):
+        name = tp.trajectory_id(job, group, index)
+        entry = book.entry(name)
+        assert entry is not None
+        t = trajectory(job, group, index, entry.attempt)
+        assert book.begin(name, entry.attempt, "w0", t.oldest) == "go"
+        assert book.publish(t, entry.work_id or "") == "published"
+        made.append(t)
+    return made
+
+
+@pytest.fixture
+def running(server: Server) -> str:
+    """A job whose groups have two members; its claims are of one group."""
+    return server.submit(batch={"groups": 1, "group_size": SIZE}, schedule={"max_lag": 5, "mode": "disjoint"})
+
+
+def ask(server: Server, tid: str, token: int | None = None) -> dict[str, Any]:
+    path = f"/v1/jobs/{tid.split('-')[0]}/trajectories/{tid}" + ("" if token is None else f"/tokens/{token}")
+    answer = server.http.get(path)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_a_buffered_token_knows_who_sampled_it(server: Server, running: str) -> None:
+    first, _ = publish(server, running, 0)
+    ledger(server, running).reward(reward(first))
+    path = ask(server, first.trajectory, 4)
+    assert (path["token"]["index"], path["token"]["position"], path["token"]["id"]) == (4, 9, 7)
+    assert (path["span"]["version"], path["span"]["digest"], path["span"]["worker"]) == (
+        "0.8",
+        DIGEST[8],
+        "w0",
+    )
+    assert path["behaviour_logprob"] == pytest.approx(-0.5)
+    assert (path["state"], path["update"], path["lag"], path["trainer_logprob"]) == (
+        "buffered",
+        None,
+        None,
+        None,
+    )
+    assert path["reward"]["value"] == 0.75
+    assert path["missing"] == ["token.admitted", "token.scored", "token.trained"]
+    assert {hop["source"] for hop in path["hops"]} == {"record"}
+    assert path["version"] is None
+
+
+def test_a_claimed_token_knows_its_update(server: Server, running: str) -> None:
+    made = publish(server, running, 0)
+    book = ledger(server, running)
+    for t in made:
+        assert book.reward(reward(t))
+    assert book.claim(9, 8) is not None
+    path = ask(server, made[0].trajectory, 0)
+    assert (path["state"], path["update"], path["lag"]) == ("buffered", 9, 1)
+    page = server.http.get(f"/v1/jobs/{running}/trajectories", params={"update": 9}).json()
+    assert [item["trajectory"] for item in page["items"]] == [t.trajectory for t in made]
+
+
+def test_a_trained_token_has_its_whole_path(server: Server, running: str) -> None:
+    made = publish(server, running, 0)
+    book = ledger(server, running)
+    for t in made:
+        book.reward(reward(t))
+    book.claim(9, 8)
+    write_update(server.settings.job_dir(running), running, 9, [row(t) for t in made])
+    book.trained(9, [t.trajectory for t in made])
+    book.forget([t.trajectory for t in made])
+    record = vp.VersionRecord(
+        version=vp.VersionId(0, 7),
+        parent=vp.VersionId(0, 6),
+        optimizer_step=7,
+        contract=CONTRACT,
+        state="active",
+        digest=DIGEST[7],
+        minted=0.2,
+        active=0.7,
+    )
+    server.bus.hset(VERSIONS.at(running), "0.7", msgspec.json.encode(record))
+    trace(server, made[0], 9)
+    path = ask(server, made[0].trajectory, 2)
+    assert [hop["hop"] for hop in path["hops"]] == [hop.name for hop in tp.TOKEN_PATH]
+    assert path["missing"] == []
+    by_name = {hop["hop"]: hop for hop in path["hops"]}
+    sampled = by_name["token.sampled"]
+    assert (sampled["source"], sampled["attributes"]["attempt"], sampled["at"]) == ("span", 1, 3.0)
+    assert sampled["seconds"] == pytest.approx(1.0)
+    assert by_name["token.scored"]["source"] == "record"  # its span was lost; the scores prove the hop
+    assert by_name["token.trained"]["attributes"]["minted"] == "1.9"
+    assert (path["state"], path["update"], path["lag"]) == ("trained", 9, 1)
+    assert path["trainer_logprob"] == pytest.approx(-0.29, abs=1e-6)
+    assert path["gap"] == pytest.approx(0.01, abs=1e-6)
+    assert path["advantage"] == 0.5
+    hops = [(hop["hop"], hop["attributes"].get("worker")) for hop in path["version"]["path"]]
+    assert hops == [
+        ("version.minted", None),
+        ("version.converted", None),
+        ("version.published", None),
+        ("version.staged", "w0"),
+        ("version.staged", "w1"),
+        ("version.verified", "w0"),
+        ("version.verified", "w1"),
+        ("version.active", "w0"),
+        ("version.active", "w1"),
+    ]
+    whole = ask(server, made[0].trajectory)
+    assert whole["tokens"] == made[0].tokens.tolist()
+    assert whole["trainer_logprobs"] == pytest.approx([b + 0.01 for b in made[0].logprobs], abs=1e-6)
+    assert (whole["lag"], whole["state"], len(whole["spans"])) == (2, "trained", 2)
+    assert sum(hop["hop"] == "token.sampled" for hop in whole["hops"]) == 3  # the first attempt's too
+
+
+def test_the_path_outlives_redis(server: Server, job: str) -> None:
+    folder = server.settings.job_dir(job)
+    folder.mkdir()
+    spec = JobSpec.model_validate({**SPEC, "batch": {"groups": 1, "group_size": SIZE}})
+    (folder / "spec.json").write_text(spec.canonical())
+    (folder / "summary.json").write_text(json.dumps({"state": "succeeded", "updates": 9}))
+    for update in range(1, 10):
+        made = [trajectory(job, update, index) for index in range(SIZE)]
+        uses = ["train", "filtered" if update == 5 else "train"]
+        write_update(folder, job, update, [row(t, use) for t, use in zip(made, uses, strict=True)])
+    last = trajectory(job, 9, 1)
+    trace(server, last, 9)
+    assert not server.bus.exists(JOB.at(job))
+    path = ask(server, last.trajectory, 2)
+    assert (path["state"], path["update"], path["lag"]) == ("trained", 9, 1)
+    assert path["trainer_logprob"] == pytest.approx(-0.29, abs=1e-6)
+    assert path["missing"] == []
+    version = path["version"]["record"]
+    assert (version["version"], version["digest"], version["state"]) == ("0.7", DIGEST[7], "active")
+    assert version["workers"]["w0"]["verdict"] == "verified"
+    listed = server.http.get(f"/v1/jobs/{job}/versions").json()
+    assert [v["version"] for v in listed["items"]] == ["0.7"]
+    assert listed["latest"] == "0.7"
+    filtered = ask(server, tp.trajectory_id(job, 5, 1))
+    assert (filtered["state"], filtered["reason"]) == ("filtered", "no member of its group was scored")
+    problem(server.http.get(f"/v1/jobs/{job}/trajectories/{job}-77-0"), 404)
+    params = {"state": "trained", "limit": 10}
+    page = server.http.get(f"/v1/jobs/{job}/trajectories", params=params).json()
+    rest = server.http.get(f"/v1/jobs/{job}/trajectories", params={**params, "after": page["next"]}).json()
+    assert len(page["items"]) == 10
+    assert len(page["items"] + rest["items"]) == 17
+    assert rest["next"] is None
+    of_five = server.http.get(f"/v1/jobs/{job}/trajectories", params={"update": 5}).json()["items"]
+    assert [item["state"] for item in of_five] == ["trained", "filtered"]
+
+
+def test_an_update_that_was_never_stepped_trained_nothing(server: Server, job: str) -> None:
+    folder = server.settings.job_dir(job)
+    folder.mkdir()
+    (folder / "spec.json").write_text(JobSpec.model_validate(SPEC).canonical())
+    write_update(folder, job, 1, [row(trajectory(job, 0, 0))], scored=False)
+    assert ask(server, f"{job}-0-0")["state"] == "buffered"
+    write_update(
+        folder, job, 1, [row(trajectory(job, 0, 0), "filtered")]
+    )  # written again: the step was skipped
+    assert ask(server, f"{job}-0-0")["state"] == "filtered"
+
+
+def test_lookup_is_quick_among_thousands_of_segments(server: Server, job: str) -> None:
+    folder = server.settings.job_dir(job)
+    folder.mkdir()
+    (folder / "spec.json").write_text(JobSpec.model_validate(SPEC).canonical())
+    write_update(folder, job, 1, [row(trajectory(job, 0, 0))])
+    first = segments.segment_path(folder / "segments", 1).read_bytes()
+    for update in range(2, 1500):  # all hold the same trajectory: the newest counts
+        segments.segment_path(folder / "segments", update).write_bytes(first)
+    assert ask(server, f"{job}-0-0")["update"] == 1499  # builds the index
+    began = time.monotonic()
+    for _ in range(5):
+        ask(server, f"{job}-0-0")
+    assert (time.monotonic() - began) / 5 < 0.5
+
+
+# ---- what there is no record of -----------------------------------------------------------------------------
+def test_a_running_trajectory_has_no_record_yet(server: Server, running: str) -> None:
+    submit_group(server, running, 0)
+    told = problem(server.http.get(f"/v1/jobs/{running}/trajectories/{running}-0-1"), 409)
+    assert told["state"] == "running"
+    assert server.bus.length(WORK.at(running)) == SIZE
+
+
+def test_a_dropped_trajectory_is_gone_with_its_reason(server: Server, running: str) -> None:
+    made = publish(server, running, 0)
+    ledger(server, running).end(made[0].trajectory, "expired", "over the lag bound")
+    told = problem(server.http.get(f"/v1/jobs/{running}/trajectories/{made[0].trajectory}/tokens/0"), 410)
+    assert told["state"] == "expired"
+    assert "over the lag bound" in told["detail"]
+
+
+@pytest.mark.parametrize(
+    "tid", ["{}-0-9", "{}-00-0", "{}-0", "{}-0-0-0", "{}--1-0", "j0000000000-0-0", "..", "{}-0-x", "{}-٣-0"]
+)
+def test_strange_trajectories_are_like_unknown_ones(server: Server, running: str, tid: str) -> None:
+    publish(server, running, 0)
+    told = problem(server.http.get(f"/v1/jobs/{running}/trajectories/{tid.format(running)}/tokens/0"), 404)
+    assert told["type"] == "urn:syncline:problem:not-found"
+
+
+def test_a_token_beyond_the_end_is_refused_with_the_range(server: Server, running: str) -> None:
+    made = publish(server, running, 0)
+    told = problem(server.http.get(f"/v1/jobs/{running}/trajectories/{made[0].trajectory}/tokens/6"), 404)
+    assert "0 to 5" in told["detail"]
+
+
+def test_an_altered_record_is_refused(server: Server, running: str) -> None:
+    made = publish(server, running, 0)
+    entry = ledger(server, running).entry(made[0].trajectory)
+    assert entry is not None
+    raw = server.bus.hget(ENTRIES.at(running), made[0].trajectory)
+    assert raw is not None
+    bad = server.bus.append(TRAJECTORIES.at(running), {b"h": b"\xc1", b"t": b"", b"l": b"", b"m": b""})
+    server.bus.hset(
+        ENTRIES.at(running), made[0].trajectory, raw.replace((entry.stream_id or "").encode(), bad.encode())
+    )
+    problem(server.http.get(f"/v1/jobs/{running}/trajectories/{made[0].trajectory}"), 500)
+
+
+# ---- listings -----------------------------------------------------------------------------------------------
+def test_trajectories_are_listed_by_group_and_state(server: Server, running: str) -> None:
+    for group in range(4):
+        publish(server, running, group)
+    ledger(server, running).end(f"{running}-2-1", "failed", "five attempts")
+    path = f"/v1/jobs/{running}/trajectories"
+    seen, after = [], None
+    while True:
+        page = server.http.get(path, params={"limit": 3} | ({"after": after} if after else {})).json()
+        seen += [item["trajectory"] for item in page["items"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert seen == [tp.trajectory_id(running, g, i) for g in range(4) for i in range(SIZE)]
+    failed = server.http.get(path, params={"state": "failed"}).json()
+    assert [(i["trajectory"], i["reason"]) for i in failed["items"]] == [(f"{running}-2-1", "five attempts")]
+    assert failed["next"] is None
+    group = server.http.get(path, params={"group": 3}).json()
+    assert [item["index"] for item in group["items"]] == [0, 1]
+    both = server.http.get(path, params={"group": 2, "state": "buffered"}).json()
+    assert [item["trajectory"] for item in both["items"]] == [f"{running}-2-0"]
+    assert server.http.get(path, params={"group": 99}).json() == {"items": [], "next": None}
+    problem(server.http.get(path, params={"after": "x"}), 422)
+    problem(server.http.get(path, params={"state": "lost"}), 422)
+
+
+# ---- token text ---------------------------------------------------------------------------------------------
+def test_a_token_has_its_text(server: Server, running: str, model_root: Path) -> None:
+    made = publish(server, running, 0)
+    assert ask(server, made[0].trajectory, 0)["token"]["text"] is None
+    vocabulary = {letter: i for i, letter in enumerate("abcdefghij")}
+    Tokenizer(WordLevel(vocabulary, unk_token="a")).save(str(model_root / "tiny" / "tokenizer.json"))
+    try:
+        token = ask(server, made[0].trajectory, 0)["token"]
+    finally:
+        (model_root / "tiny" / "tokenizer.json").unlink()
+    assert (token["id"], token["text"], token["piece"]) == (3, "d", "d")
+
+
+# ---- versions -----------------------------------------------------------------------------------------------
+def test_versions_are_found_by_number_and_by_name(server: Server, running: str) -> None:
+    for epoch, number in [(0, 7), (0, 8), (1, 8), (0, 10)]:
+        record = vp.VersionRecord(
+            version=vp.VersionId(epoch, number),
+            parent=None,
+            optimizer_step=number,
+            contract=CONTRACT,
+            state="minted",
+            minted=1.0,
+            workers={"w0": vp.WorkerPath(staged=2.0, canary_gap=math.nan)},
+        )
+        server.bus.hset(VERSIONS.at(running), f"{epoch}.{number}", msgspec.json.encode(record))
+    server.bus.hset(VERSIONS.at(running), "latest", "0.10")
+    path = f"/v1/jobs/{running}/versions"
+    listed = server.http.get(path).json()
+    assert [v["version"] for v in listed["items"]] == ["0.7", "0.8", "0.10", "1.8"]
+    assert listed["latest"] == "0.10"
+    assert server.http.get(f"{path}/8").json()["record"]["version"] == "1.8"
+    one = server.http.get(f"{path}/0.8").json()
+    assert one["record"]["version"] == "0.8"
+    assert [(hop["hop"], hop["source"]) for hop in one["path"]] == [
+        ("version.minted", "record"),
+        ("version.staged", "record"),
+    ]
+    for name in ("9", "0.9", "x", "0.", ".8", "0.8.1", "-1", "٨", "1e1", "latest", "99999999999"):
+        problem(server.http.get(f"{path}/{name}"), 404)
