@@ -22,7 +22,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     scope: Literal["global", "job", "id"]
-    kind: Literal["string", "hash", "zset", "set", "stream"]
+    kind: Literal["string", "hash", "zset", "set", "stream", "list"]
     writers: tuple[str, ...]
     readers: tuple[str, ...]
     ends: Literal["forever", "with the job", "ttl"]
@@ -75,6 +75,15 @@ HEARTBEAT = Key(
     readers=("gateway", "scheduler", "sync"),
     ends="ttl",
     says="`events.Heartbeat` of one process (id: job/service/name, or service/name); gone 5 s after its last beat",
+)
+CELERY = Key(
+    name="celery",
+    scope="id",
+    kind="list",
+    writers=("rollout", "scheduler", "errands"),
+    readers=("errands",),
+    ends="forever",
+    says="errands on their way (id: the queue, or a name that Celery gives its own bookkeeping); empties itself",
 )
 DEVICES = Key(
     name="devices",
@@ -196,6 +205,15 @@ REWARDS = Key(
     readers=("trainer", "gateway"),
     ends="with the job",
     says="trajectory id -> `token_path.Reward`; removed with the trajectory's stream entry",
+)
+DELIVERIES = Key(
+    name="deliveries",
+    scope="job",
+    kind="hash",
+    writers=("errands",),
+    readers=("errands",),
+    ends="with the job",
+    says="trajectory/attempt -> times its scoring began and did not end: an errand that kills its worker is counted",
 )
 CLAIMS = Key(
     name="claims",

@@ -2,9 +2,10 @@
 
 The prompt is `reverse:hca=` and the right response `ach`; `copy` answers `hca`, `sort` `ach`, `successor` (each
 symbol's next one) `adb`. `continue` shows one symbol, `continue:f`, and is answered by the ones that follow it in
-the alphabet, begun again after the last: `gha`. It is the quickest to learn, at any length. Items are endless and drawn from `(seed, index)`.
-The reward is dense: the share of right positions, counted over the longer of response and answer, so that a
-character too many or too few costs as much as a wrong one.
+the alphabet, begun again after the last: `gha`. It is the quickest to learn, at any length.
+
+Items are endless and drawn from `(seed, index)`. The reward is dense: the share of right positions, counted over
+the longer of response and answer, so that a character too many or too few costs as much as a wrong one.
 """
 
 from __future__ import annotations
@@ -26,18 +27,25 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     game: Literal["reverse", "copy", "sort", "successor", "continue"] = "reverse"
     length: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
-    alphabet: Annotated[str, msgspec.Meta(min_length=2, max_length=36)] = "abcdefgh"
+    alphabet: (
+        Annotated[int, msgspec.Meta(ge=2, le=36)] | Annotated[str, msgspec.Meta(min_length=2, max_length=36)]
+    ) = 8  # how many of a-z0-9, or the symbols themselves
+
+    def symbols(self) -> str:
+        """The alphabet, in order."""
+        return LEGAL[: self.alphabet] if isinstance(self.alphabet, int) else self.alphabet
 
 
 def problems(options: Options) -> list[Problem]:
     """An alphabet must be distinct lowercase letters and digits."""
     found: list[Problem] = []
-    bad = sorted({symbol for symbol in options.alphabet if symbol not in LEGAL})
+    alphabet = options.symbols()
+    bad = sorted({symbol for symbol in alphabet if symbol not in LEGAL})
     if bad:
         message = f"holds {bad}, which are no lowercase letters or digits"
         found.append(Problem(path=f"{PATH}.alphabet", message=message, hint="use a-z and 0-9"))
-    if len(set(options.alphabet)) != len(options.alphabet):
-        twice = sorted({symbol for symbol in options.alphabet if options.alphabet.count(symbol) > 1})
+    if len(set(alphabet)) != len(alphabet):
+        twice = sorted({symbol for symbol in alphabet if alphabet.count(symbol) > 1})
         found.append(
             Problem(path=f"{PATH}.alphabet", message=f"repeats {twice}", hint="name each symbol once")
         )
@@ -52,6 +60,7 @@ class Characters(SingleTurn):
 
     def __init__(self, options: Options, seed: int) -> None:
         self.options = options
+        self.alphabet = options.symbols()
         self.seed = seed
 
     def prompt(self, index: int) -> Prompt:
@@ -63,22 +72,17 @@ class Characters(SingleTurn):
 
     def score(self, index: int, text: str) -> float:
         """Share of right positions, in [0, 1]."""
-        symbols = self._symbols(index)
-        answer = self._answer(symbols)
-        if self.options.game == "continue":
-            before = symbols + text
-            right = sum(self._follows(a, b) for a, b in zip(before, text, strict=False))
-        else:
-            right = sum(a == b for a, b in zip(answer, text, strict=False))
-        return min(right, len(answer)) / max(len(answer), len(text))
+        answer = self._answer(self._symbols(index))
+        right = sum(a == b for a, b in zip(answer, text, strict=False))
+        return right / max(len(answer), len(text))
 
     def _symbols(self, index: int) -> str:
         draw = random.Random(f"characters:{self.seed}:{require_index(index)}")
         shown = 1 if self.options.game == "continue" else self.options.length
-        return "".join(draw.choices(self.options.alphabet, k=shown))
+        return "".join(draw.choices(self.alphabet, k=shown))
 
     def _answer(self, symbols: str) -> str:
-        order = self.options.alphabet
+        order = self.alphabet
         match self.options.game:
             case "reverse":
                 return symbols[::-1]
@@ -92,8 +96,5 @@ class Characters(SingleTurn):
                 return "".join(self._after(symbols, step) for step in range(1, self.options.length + 1))
 
     def _after(self, symbol: str, steps: int) -> str:
-        order = self.options.alphabet
+        order = self.alphabet
         return order[(order.index(symbol) + steps) % len(order)]
-
-    def _follows(self, symbol: str, after: str) -> bool:
-        return symbol in self.options.alphabet and self._after(symbol, 1) == after

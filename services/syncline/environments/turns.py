@@ -27,6 +27,10 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...] = ()
     meta: dict[str, Any] = {}  # for reward functions: `answer` and what the environment knows besides
 
+    def chat(self) -> list[dict[str, str]]:
+        """The messages in the form that chat templates take."""
+        return [{"role": message.role, "content": message.content} for message in self.messages]
+
     def plain(self) -> str:
         """The prompt as one string for scorers and people: `text`, else the messages' contents by line."""
         if self.text is not None:

@@ -110,6 +110,11 @@ def call(function: Callable[[], object], limits: Limits) -> Outcome:
     return _outcome(data, ended, status, limits, time.monotonic() - begun)
 
 
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the one that forked it dies."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 # ---- the child ------------------------------------------------------------------------------------------------
 class _Isolation:
     """Leaving the network, as the first thing a child does.
@@ -148,7 +153,7 @@ def _child(function: Callable[[], object], writing: int, limits: Limits, parent:
 
 def _enclose(writing: int, limits: Limits, parent: int) -> None:
     os.setsid()
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != parent:  # it died before the line above
         os._exit(0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGXCPU, signal.SIGCHLD):
@@ -246,9 +251,9 @@ def _drained(reading: int) -> bytes:
 
 def _kill(child: int) -> int:
     """Kill the child's whole process group, then reap it. Returns its wait status."""
-    for kill in (lambda: os.killpg(child, signal.SIGKILL), lambda: os.kill(child, signal.SIGKILL)):
+    for kill in (os.killpg, os.kill):  # the group does not exist if it was killed before `setsid`
         with contextlib.suppress(ProcessLookupError):
-            kill()
+            kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1]
 
 
@@ -260,7 +265,10 @@ def _sweep(before: set[int]) -> None:
             return
         for pid in strangers:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL) if os.getpgid(pid) == pid else os.kill(pid, signal.SIGKILL)
+                if os.getpgid(pid) == pid:
+                    os.killpg(pid, signal.SIGKILL)
+                else:
+                    os.kill(pid, signal.SIGKILL)
         for pid in strangers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)

@@ -1,0 +1,61 @@
+"""`python -m syncline.errands`: the errands service. One worker process unless `--concurrency` says otherwise.
+
+This process holds the connection to Celery's queue and the heartbeat; its children score. A child that dies is
+replaced, and its message is delivered again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from syncline.errands.loop import Scoring
+from syncline.runtime import tracing
+from syncline.runtime.bus import Bus
+from syncline.runtime.errands import Errands, ScoreErrand, WorkerWatch, serve
+from syncline.runtime.sandbox import die_with_parent
+from syncline.runtime.service import ServiceContext, run
+
+
+class Child:
+    """What one worker process holds; made after the fork."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.redis_url = redis_url
+        self.scoring: Scoring | None = None
+
+    def prepare(self) -> None:
+        """Runs first in the worker process, so that nothing here is shared with the one that forked it."""
+        die_with_parent()
+        self.scoring = Scoring(Bus(self.redis_url), Errands(self.redis_url))
+
+    def score(self, job: str, errands: Sequence[ScoreErrand]) -> None:
+        """Runs for each message."""
+        assert self.scoring is not None, "a worker process takes messages before it was prepared"
+        self.scoring.score(job, errands)
+
+
+def main(context: ServiceContext, concurrency: int) -> None:
+    """Serve until told to stop."""
+    url = context.settings.redis_url
+    child = Child(url)
+    watch = WorkerWatch(context.bus)
+    context.thread("watch", lambda: watch.until(context.stopping))
+    context.ready(True)
+    serve(
+        url,
+        child.score,
+        concurrency=concurrency,
+        prepare=child.prepare,
+        leave=tracing.shutdown,
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m syncline.errands", description="The errands service.")
+    parser.add_argument("--concurrency", type=int, default=1, help="processes that score (default: 1)")
+    arguments = parser.parse_args()
+    if arguments.concurrency < 1:
+        sys.exit("--concurrency must be at least 1")
+    run("errands", lambda context: main(context, arguments.concurrency))

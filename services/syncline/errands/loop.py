@@ -1,0 +1,170 @@
+"""Scoring trajectories.
+
+consumes      `syncline.score` messages (Celery): trajectory ids of one job
+produces      rewards in the ledger, `token.rewarded` hops, dead letters
+waits for     messages; a sandboxed scorer, at most `reward.timeout` seconds
+unblocked by  rollout workers that publish, the scheduler that sends lost errands again
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import DEAD, DELIVERIES, JOB, TRAJECTORIES
+from syncline.contract.token_path import REWARDED, BadTrajectory, Reward, Trajectory, decode
+from syncline.errands.scorer import BrokenScorer, Scorer, make
+from syncline.runtime import tracing
+from syncline.runtime.bus import Bus
+from syncline.runtime.errands import DELIVERIES as MOST_DELIVERIES
+from syncline.runtime.errands import Errands, ScoreErrand
+from syncline.runtime.ledger import Ledger, LedgerEntry
+
+_LOG = logging.getLogger(__name__)
+_JOBS = 8  # jobs whose scorer a worker keeps
+_ROUND = 600.0  # seconds after which a message's remaining errands are sent on as a new one
+_DEAD_CAP = 10_000
+_FIRST_PAUSE, _LAST_PAUSE = 0.25, 30.0  # seconds before a scorer is tried again
+
+
+class _Job(msgspec.Struct, frozen=True):
+    spec: JobSpec
+    ledger: Ledger
+    scorer: Scorer | BrokenScorer
+
+
+class Scoring:
+    """The errands of one worker process."""
+
+    def __init__(self, bus: Bus, errands: Errands) -> None:
+        self._bus = bus
+        self._errands = errands
+        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+
+    def score(self, job: str, errands: Sequence[ScoreErrand]) -> None:
+        """Score each of them that still needs it, each in its own sandbox."""
+        begun = time.monotonic()
+        for place, errand in enumerate(errands):
+            if place and time.monotonic() - begun > _ROUND:
+                self._errands.send_scores(job, errands[place:])
+                return
+            key = f"{errand.trajectory}/{errand.attempt}"
+            deliveries = self._bus.hincrby(DELIVERIES.at(job), key)
+            known = self._job(job)
+            if known is not None:
+                self._one(job, known, errand, deliveries)
+            self._bus.hdel(DELIVERIES.at(job), key)
+
+    def _one(self, job: str, known: _Job, errand: ScoreErrand, deliveries: int) -> None:
+        entry = known.ledger.entry(errand.trajectory)
+        if not _wanted(entry, errand) or entry is None or entry.stream_id is None:
+            return
+        record = self._record(job, entry.stream_id)
+        began = time.time()
+        reward = self._reward(job, known, errand, record, deliveries)
+        if reward is None or not known.ledger.reward(reward):
+            return
+        if reward.state == "failed":
+            self._bury(job, reward)
+        parent = errand.traceparent or (record.traceparent if isinstance(record, Trajectory) else None)
+        tracing.record(
+            REWARDED,
+            parent,
+            began,
+            time.time(),
+            job=job,
+            trajectory=reward.trajectory,
+            attempt=reward.attempt,
+            state=reward.state,
+            reward=reward.value,
+        )
+
+    def _reward(
+        self, job: str, known: _Job, errand: ScoreErrand, record: Trajectory | str, deliveries: int
+    ) -> Reward | None:
+        """The reward, or None: it was sent on, to be tried again."""
+        if isinstance(known.scorer, BrokenScorer):
+            return _failed(errand, str(known.scorer))
+        if deliveries > MOST_DELIVERIES:
+            return _failed(errand, f"scoring it killed its worker {deliveries - 1} times")
+        if isinstance(record, str):
+            return _failed(errand, record)
+        verdict, seconds = known.scorer.run(record.trajectory, record.prompt, record.text)
+        if verdict.again and errand.tries < known.spec.reward.retries:
+            later = ScoreErrand(errand.trajectory, errand.attempt, errand.tries + 1, errand.traceparent)
+            self._errands.send_scores(job, [later], delay=min(_FIRST_PAUSE * 2**errand.tries, _LAST_PAUSE))
+            _LOG.info("%s attempt %d: %s; again", errand.trajectory, errand.attempt, verdict.reason)
+            return None
+        return Reward(
+            trajectory=errand.trajectory,
+            attempt=errand.attempt,
+            state=verdict.state,
+            value=verdict.value,
+            reason=verdict.reason,
+            judge=known.scorer.judge,
+            seconds=seconds,
+        )
+
+    def _record(self, job: str, stream_id: str) -> Trajectory | str:
+        """The record at `stream_id`, or why there is none to score."""
+        found = self._bus.range(TRAJECTORIES.at(job), stream_id, stream_id)
+        if not found:
+            return f"its record {stream_id} is gone from the stream"
+        try:
+            return decode(found[0].fields)
+        except BadTrajectory as error:
+            return str(error)
+
+    def _bury(self, job: str, reward: Reward) -> None:
+        letter = {"trajectory": reward.trajectory, "attempt": reward.attempt, "reason": reward.reason}
+        fields = {name.encode(): str(value).encode() for name, value in letter.items()}
+        self._bus.append(DEAD.at(job), fields, cap=_DEAD_CAP)
+        _LOG.error("%s attempt %d: reward failed: %s", reward.trajectory, reward.attempt, reward.reason)
+
+    def _job(self, job: str) -> _Job | None:
+        """What this worker knows of a job; None: the job has gone and its errands with it."""
+        if job in self._jobs:
+            self._jobs.move_to_end(job)
+            return self._jobs[job]
+        raw = self._bus.hget(JOB.at(job), "spec")
+        if raw is None:
+            return None
+        spec = JobSpec.model_validate_json(raw)
+        schedule = spec.schedule
+        ledger = Ledger(
+            self._bus,
+            job,
+            batch_groups=spec.batch.groups,
+            max_lag=schedule.max_lag,
+            policy=schedule.lag_policy,
+            max_attempts=spec.limits.attempts,
+        )
+        try:
+            scorer: Scorer | BrokenScorer = make(spec)
+        except BrokenScorer as error:
+            scorer = error
+        self._jobs[job] = _Job(spec, ledger, scorer)
+        while len(self._jobs) > _JOBS:
+            self._jobs.popitem(last=False)
+        return self._jobs[job]
+
+
+def _wanted(entry: LedgerEntry | None, errand: ScoreErrand) -> bool:
+    """False for an errand that came twice, or whose trajectory has moved on."""
+    return (
+        entry is not None
+        and entry.state == "buffered"
+        and entry.attempt == errand.attempt
+        and entry.reward is None
+    )
+
+
+def _failed(errand: ScoreErrand, reason: str) -> Reward:
+    return Reward(
+        trajectory=errand.trajectory, attempt=errand.attempt, state="failed", value=None, reason=reason
+    )

@@ -1,0 +1,172 @@
+"""A job's reward source as a function that the sandbox can run, and the sandbox's outcome as a reward.
+
+Three outcomes, never confused: a finite number, `unscored` (it could not be told for this response) and `failed`
+(the scorer itself is broken). None, NaN and infinity are `unscored`, and nothing is ever turned into 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import msgspec
+
+from syncline.contract.job import JobSpec, RewardSpec
+from syncline.environments.environment import Environment, load
+from syncline.runtime import sandbox
+from syncline.runtime.sandbox import Limits, Outcome
+
+_IMPORT = Limits(seconds=60.0, memory_mb=16384)  # for a trial import of a user's module
+_BUSY = (408, 425, 429)  # HTTP statuses, beside 5xx, that mean "later"
+
+
+class BrokenScorer(ValueError):
+    """The scorer of a job cannot be made. The message names the function, option or file."""
+
+
+class ScorerBusy(ConnectionError):
+    """An HTTP scorer could not answer now."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What an outcome means. `again`: worth another try, for the cause may have passed."""
+
+    state: Literal["scored", "unscored"]
+    value: float | None
+    reason: str
+    again: bool = False
+
+
+class Scorer(msgspec.Struct, frozen=True):
+    """Makes the function that scores one response: `(trajectory, prompt index, text) -> () -> number`."""
+
+    judge: str  # name and version, recorded with each reward
+    task: Callable[[str, int, str], Callable[[], object]]
+    limits: Limits
+
+    def run(self, trajectory: str, prompt: int, text: str) -> tuple[Verdict, float]:
+        """Score in a sandbox. Returns the verdict and the seconds it took."""
+        outcome = sandbox.call(self.task(trajectory, prompt, text), self.limits)
+        return judged(outcome), outcome.seconds
+
+
+def make(spec: JobSpec) -> Scorer:
+    """The scorer of a job. Raises `BrokenScorer`."""
+    try:
+        environment = load(spec.task, spec.seeds.data)
+    except ValueError as error:
+        raise BrokenScorer(str(error)) from error
+    reward = spec.reward
+    match reward.source:
+        case "environment":
+            return Scorer(
+                judge=environment.name,
+                task=lambda _, prompt, text: functools.partial(environment.score, prompt, text),
+                limits=_limits(reward, network=False),
+            )
+        case "python":
+            function, judge = _imported(str(reward.function))
+            return Scorer(
+                judge=judge,
+                task=lambda _, prompt, text: functools.partial(_python, function, environment, prompt, text),
+                limits=_limits(reward, network=True),
+            )
+        case "http":
+            url = str(reward.url)
+            # made here, where certificates are read once; each sandbox opens its own connection with it
+            client = httpx.Client(timeout=reward.timeout, trust_env=False, follow_redirects=False)
+            return Scorer(
+                judge=f"http {url}",
+                task=lambda trajectory, prompt, text: functools.partial(
+                    _http, client, url, environment, trajectory, prompt, text
+                ),
+                limits=_limits(reward, network=True),
+            )
+
+
+def judged(outcome: Outcome) -> Verdict:
+    """What an outcome of the sandbox means."""
+    if outcome.kind != "value":
+        again = outcome.kind in ("timeout", "lost") or outcome.passing
+        return Verdict("unscored", None, f"{outcome.kind}: {outcome.reason}", again)
+    value = outcome.value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return Verdict("unscored", None, f"the scorer returned {value!r}, which is no finite number"[:200])
+    return Verdict("scored", float(value), "")
+
+
+def _limits(reward: RewardSpec, network: bool) -> Limits:
+    return Limits(seconds=reward.timeout, memory_mb=reward.memory_mb, network=network)
+
+
+def _python(function: Callable[..., object], environment: Environment, index: int, text: str) -> object:
+    prompt = environment.prompt(index)
+    return function(prompt.plain(), text, prompt.meta)
+
+
+def _http(
+    client: httpx.Client, url: str, environment: Environment, trajectory: str, index: int, text: str
+) -> object:
+    prompt = environment.prompt(index)
+    asked = {"trajectory": trajectory, "prompt": prompt.plain(), "response": text, "meta": prompt.meta}
+    try:
+        answer = client.post(
+            url,
+            content=msgspec.json.encode(asked, enc_hook=str),  # meta may hold what JSON has no form for
+            headers={"content-type": "application/json"},
+        )
+    except httpx.TransportError as error:
+        raise ScorerBusy(f"{type(error).__name__}: {error}") from error
+    if answer.status_code >= 500 or answer.status_code in _BUSY:
+        raise ScorerBusy(f"HTTP {answer.status_code}")
+    if answer.status_code != 200:
+        raise ValueError(f"HTTP {answer.status_code}")
+    body = msgspec.json.decode(answer.content, type=dict[str, Any])
+    if body.keys() != {"reward"}:
+        raise ValueError(f"the answer has keys {sorted(body)}, and should have 'reward' alone")
+    return body["reward"]
+
+
+# ---- a user's function ----------------------------------------------------------------------------------------
+_imported_at: dict[str, float] = {}  # module -> modification time of its file when it was imported
+
+
+def _imported(name: str) -> tuple[Callable[..., object], str]:
+    """The function `module:function`, and its name with its file's digest. Raises `BrokenScorer`.
+
+    The import is tried in a sandbox first: a module that raises, hangs or kills its process must not do so here.
+    """
+    module, _, attribute = name.partition(":")
+    importlib.invalidate_caches()
+    trial = sandbox.call(functools.partial(_tried, module, attribute), _IMPORT)
+    if trial.kind != "value":
+        raise BrokenScorer(f"reward.function {name}: {trial.kind}: {trial.reason}")
+    function = _attribute(module, attribute)
+    file = sys.modules[module].__file__
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else "built-in"
+    return function, f"{name} {digest}"
+
+
+def _tried(module: str, attribute: str) -> None:
+    _attribute(module, attribute)
+
+
+def _attribute(module: str, attribute: str) -> Callable[..., object]:
+    loaded = importlib.import_module(module)
+    file = loaded.__file__
+    changed = Path(file).stat().st_mtime if file else 0.0
+    if _imported_at.setdefault(module, changed) != changed:  # edited since an earlier job
+        loaded = importlib.reload(loaded)
+        _imported_at[module] = changed
+    function: object = vars(loaded).get(attribute)
+    if not callable(function):
+        raise ValueError(f"module {module} has no function {attribute}")
+    return function
