@@ -18,6 +18,7 @@ export HOME OMP_NUM_THREADS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
+export PIP_NO_COMPILE := 1  # most of what is installed is never imported
 
 .PHONY: run test types lint bench chaos clean
 

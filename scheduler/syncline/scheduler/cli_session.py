@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
 READY_SECONDS = 60.0
 LATEST = "latest"
+WIDE = 240  # columns when nobody's terminal says otherwise
 
 
 class NothingUp(Exception):
@@ -122,7 +123,8 @@ def collected(client: Client, path: str, limit: int = 500) -> list[dict[str, Any
 def console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, soft_wrap=True)
+    wide = None if sys.stdout.isatty() else WIDE
+    return Console(highlight=False, markup=False, width=wide)
 
 
 def say(text: str = "") -> None:
