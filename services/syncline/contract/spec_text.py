@@ -22,6 +22,7 @@ from syncline.contract.spec_problems import MOST, explain
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
+MAX_TABLES = 1000  # headers in TOML, whose parser is slow at them
 
 
 class SpecError(ValueError):
@@ -62,6 +63,9 @@ def strict_json(text: str | bytes) -> Any:
 def parse_toml(text: str | bytes) -> JobSpec:
     """The spec that `text` says. Raises `SpecError`; text that is not TOML has one problem."""
     source = _measured(text, _TOML_PARTS)
+    tables = len(_TOML_TABLE.findall(source))
+    if tables > MAX_TABLES:
+        raise SpecError([Problem(path="", message=f"has {tables} tables", hint=f"at most {MAX_TABLES}")])
     try:
         loaded = tomllib.loads(source)
     except (ValueError, RecursionError) as error:
@@ -177,6 +181,7 @@ def _not_json(value: Any, path: str) -> Iterator[Problem]:
         )
 
 
+_TOML_TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _TOML_REPEATS = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate immutable namespace)")
 _TOML_LINE = re.compile(r"at line (\d+), column")
 _TOML_KEY = re.compile(r"\s*([^=\[\]#]+?)\s*=")
