@@ -59,6 +59,7 @@ function el(name, attributes, ...children) {
   made.append(...children.filter(child => child !== null && child !== undefined));
   return made;
 }
+const fill = (node, ...children) => node.replaceChildren(...children.filter(child => child !== null));
 const SVG = "http://www.w3.org/2000/svg";
 function svg(name, attributes, text) {
   const made = document.createElementNS(SVG, name);
@@ -96,7 +97,7 @@ async function job(id, signal) {
   let metrics = [], view = await get(path, signal);
   const draw = async () => {
     view = await get(path, signal);
-    head.replaceChildren(el("h1", {}, view.name), el("p", { class: "sub" }, state(view.state), " " + view.id + ", update " +
+    fill(head, el("h1", {}, view.name), el("p", { class: "sub" }, state(view.state), " " + view.id + ", update " +
       view.update + " of " + view.updates + ", " + (view.mode || "–") + " / " + (view.phase || "–") + " "), view.reason ? el("p", { class: "reason" }, view.reason) : null,
       el("p", {}, el("a", { href: path + "/report" }, "Report"), " · ", el("a", { href: path + "/summary" }, "Summary")));
     if (!view.recorded) { now.replaceChildren(el("p", {}, "This job's streams are gone; its report has what was kept.")); return; }
