@@ -28,7 +28,7 @@ run: $(VENV)/.installed
 
 ## everything that must hold before a change goes in
 test: $(VENV)/.installed-dev lint types
-	$(BIN)/python -m pytest -q -p no:cacheprovider
+	$(BIN)/python -m pytest -q -m "not long" --durations=15
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy services rollout_svc trainer_svc sync_svc scheduler tests

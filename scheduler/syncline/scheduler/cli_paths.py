@@ -9,12 +9,12 @@ import typer
 
 from syncline.scheduler.cli_jobs import AnyJob, AsJson
 from syncline.scheduler.cli_session import (
-    console,
     reading,
     say,
     say_json,
     settings,
     short,
+    show,
     show_table,
     the_job,
 )
@@ -57,7 +57,7 @@ def trace(
     if json:
         say_json(found)
     else:
-        console().print(trajectory_tree(found) if token is None else token_tree(found))
+        show(trajectory_tree(found) if token is None else token_tree(found))
 
 
 def report(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
 
     from syncline.runtime.settings import Settings
     from syncline.scheduler.client import Client
@@ -120,11 +120,18 @@ def collected(client: Client, path: str, limit: int = 500) -> list[dict[str, Any
 
 
 # ---- printing --------------------------------------------------------------------------------------------
-def console() -> Console:
+def show(renderable: RenderableType) -> None:
+    """A rich table or tree, as wide as the terminal, or as it needs to be where there is none."""
     from rich.console import Console
 
-    wide = None if sys.stdout.isatty() else WIDE
-    return Console(highlight=False, markup=False, width=wide)
+    if sys.stdout.isatty():
+        Console(highlight=False, markup=False).print(renderable)
+        return
+    console = Console(highlight=False, markup=False, width=WIDE)
+    with console.capture() as captured:
+        console.print(renderable)
+    for line in captured.get().splitlines():
+        say(line.rstrip())
 
 
 def say(text: str = "") -> None:
@@ -153,7 +160,7 @@ def show_table(columns: list[str], rows: list[list[str]]) -> None:
         table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+    show(table)
 
 
 def short(value: float | None, unit: str = "") -> str:
