@@ -6,6 +6,7 @@ rows and nothing of OpenTelemetry: `tracing.py` turns spans into `SpanRecord`s.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 Attribute = str | int | float | bool | None | list[str | int | float | bool]
 
 BUSY_SECONDS = 20.0
+_TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _SCHEMA = """
 create table if not exists spans (
   trace_id   text not null,
@@ -116,6 +118,22 @@ def spans_of(
     if names:
         where += f" and name in ({', '.join('?' * len(names))})"
     return _select(store, where, [*given.values(), *names], limit)
+
+
+def attribute_of(value: object) -> Attribute:
+    """A span attribute as the store keeps it: tuples become lists."""
+    plain: Attribute = msgspec.convert(value, Attribute)
+    return plain
+
+
+def parse_traceparent(text: str) -> tuple[int, int, int]:
+    """(trace id, span id, flags) of a W3C traceparent. Raises `ValueError` showing the legal form."""
+    found = _TRACEPARENT.fullmatch(text)
+    if found is None or not int(found[1], 16) or not int(found[2], 16):
+        raise ValueError(
+            f"traceparent {text!r} is not of the form 00-<32 hex>-<16 hex>-<2 hex>, ids not zero"
+        )
+    return int(found[1], 16), int(found[2], 16), int(found[3], 16)
 
 
 def _row(span: SpanRecord) -> tuple[Any, ...]:

@@ -17,11 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -39,7 +38,14 @@ from opentelemetry.trace import (
 from syncline.contract.hops import Hop
 from syncline.contract.token_path import TOKEN_PATH
 from syncline.contract.version_path import VERSION_PATH, VersionId
-from syncline.runtime.trace_store import Attribute, SpanRecord, TraceStore, read_trace, spans_of
+from syncline.runtime.trace_store import (
+    SpanRecord,
+    TraceStore,
+    attribute_of,
+    parse_traceparent,
+    read_trace,
+    spans_of,
+)
 
 __all__ = [
     "HopIncomplete",
@@ -68,18 +74,6 @@ _NONE = "none"  # how an attribute that is None stands in a span; OpenTelemetry 
 
 class HopIncomplete(ValueError):
     """A hop that closed without exactly its declared attributes. The message names them."""
-
-
-class _Counting(SpanProcessor):
-    """Counts spans that ended, so that losses are known: ended minus written."""
-
-    def __init__(self) -> None:
-        self.ended = 0
-        self._lock = threading.Lock()
-
-    def on_end(self, span: ReadableSpan) -> None:
-        with self._lock:
-            self.ended += 1
 
 
 class _Counted(SpanExporter):
@@ -128,7 +122,8 @@ class _Tracing:
     """The process's provider with its exporters, and what it has lost."""
 
     def __init__(self, service: str, instance: str, store: Path | None, otlp: str | None) -> None:
-        self.counting = _Counting()
+        self.ended = 0
+        self._lock = threading.Lock()
         self.exporters: dict[str, _Counted] = {}
         self.incomplete = 0
         self.provider = TracerProvider(
@@ -144,12 +139,16 @@ class _Tracing:
             ),
             shutdown_on_exit=False,
         )
-        self.provider.add_span_processor(self.counting)
         if store is not None:
             self._add("store", _StoreExporter(store, service, instance))
         if otlp is not None:
             self._add("otlp", OTLPSpanExporter(endpoint=f"{otlp.rstrip('/')}/v1/traces"))
         self.tracer: Tracer = self.provider.get_tracer("syncline")
+
+    def count_ended(self) -> None:
+        """One more span that every exporter should take."""
+        with self._lock:
+            self.ended += 1
 
     def _add(self, name: str, exporter: SpanExporter) -> None:
         counted = self.exporters[name] = _Counted(exporter)
@@ -187,7 +186,7 @@ def shutdown() -> None:
 
 def losses() -> dict[str, int]:
     """Spans ended and not (yet) taken, by exporter; `incomplete`: hops with wrong attributes."""
-    missing = {name: _state.counting.ended - exporter.taken for name, exporter in _state.exporters.items()}
+    missing = {name: _state.ended - exporter.taken for name, exporter in _state.exporters.items()}
     return {**missing, "incomplete": _state.incomplete}
 
 
@@ -247,7 +246,7 @@ def hop(
         opened._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
         raise
     finally:  # the duration comes from the monotonic clock, so a stepped wall clock cannot make it negative
-        opened._span.end(wall + time.perf_counter_ns() - began)
+        _end(opened, wall + time.perf_counter_ns() - began)
 
 
 def record(
@@ -267,7 +266,7 @@ def record(
     try:
         opened._check()
     finally:
-        opened._span.end(int(end * 1e9))
+        _end(opened, int(end * 1e9))
     return opened.traceparent
 
 
@@ -283,6 +282,11 @@ def _start(hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) ->
     return span
 
 
+def _end(opened: OpenHop, at_ns: int) -> None:
+    _state.count_ended()
+    opened._span.end(at_ns)
+
+
 def _value(value: Given) -> Plain:
     if value is None:
         return _NONE
@@ -294,22 +298,14 @@ def _traceparent(context: SpanContext) -> str:
 
 
 def _context(traceparent: str) -> SpanContext:
-    """Inverse of `_traceparent`. Raises `ValueError` showing the legal form."""
-    parts = traceparent.split("-")
-    if [len(part) for part in parts] != [2, 32, 16, 2] or not all(
-        c in "0123456789abcdef-" for c in traceparent
-    ):
-        raise ValueError(f"traceparent {traceparent!r} is not of the form 00-<32 hex>-<16 hex>-<2 hex>")
-    context = SpanContext(int(parts[1], 16), int(parts[2], 16), True, TraceFlags(int(parts[3], 16)))
-    if not context.is_valid:
-        raise ValueError(f"traceparent {traceparent!r} holds a zero id")
-    return context
+    trace, span, flags = parse_traceparent(traceparent)
+    return SpanContext(trace, span, True, TraceFlags(flags))
 
 
 def _to_record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
     context = span.get_span_context()
     assert context is not None
-    attributes = {name: _json(value) for name, value in (span.attributes or {}).items()}
+    attributes = {name: attribute_of(value) for name, value in (span.attributes or {}).items()}
     if span.status.status_code is StatusCode.ERROR:
         attributes["error"] = span.status.description or "error"
     return SpanRecord(
@@ -324,8 +320,3 @@ def _to_record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
         attributes=attributes,
         links=tuple(_traceparent(link.context) for link in span.links),
     )
-
-
-def _json(value: object) -> Attribute:
-    plain: Attribute = msgspec.convert(value, Attribute)
-    return plain

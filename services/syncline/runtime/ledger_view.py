@@ -1,0 +1,133 @@
+"""The ledger for readers: sums, lines, groups and claims. Changes nothing and needs no job spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from syncline.contract.events import LedgerSample
+from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, READY, WORK
+from syncline.contract.token_path import trajectory_id
+from syncline.runtime.bus import Bus
+from syncline.runtime.ledger_shapes import (
+    GROUP,
+    LINE,
+    STATES,
+    STORED,
+    Claim,
+    LedgerEntry,
+    OpenGroup,
+    UnknownTrajectory,
+    entry_of,
+)
+
+
+class LedgerView:
+    """What one job's ledger holds now."""
+
+    def __init__(self, bus: Bus, job: str) -> None:
+        self.job = job
+        self._bus = bus
+
+    def counts(self) -> dict[str, int]:
+        """The sums: `submitted` and each state in trajectories; `claimed` and `groups_lost` in groups;
+        `fenced`, `refused`, `retried`, `resubmitted` in calls."""
+        fields = self._bus.hgetall(COUNTS.at(self.job))
+        found = {name.decode(): int(value) for name, value in fields.items() if b":" not in name}
+        names = (
+            "submitted",
+            *STATES,
+            "claimed",
+            "groups_lost",
+            "fenced",
+            "refused",
+            "retried",
+            "resubmitted",
+        )
+        return {name: found.get(name, 0) for name in names}
+
+    def sample(self, at: float) -> LedgerSample:
+        """The sums of one moment and whether the law holds. `at`: wall-clock unix seconds."""
+        sums = self.counts()
+        states = {state: sums[state] for state in STATES}
+        holds = sums["submitted"] == sum(states.values()) and min(states.values()) >= 0
+        return LedgerSample(submitted=sums["submitted"], **states, holds=holds, at=at)
+
+    def entry(self, trajectory: str) -> LedgerEntry | None:
+        """Its line, or None."""
+        return self.entries([trajectory]).get(trajectory)
+
+    def entries(self, trajectories: Iterable[str]) -> dict[str, LedgerEntry]:
+        """Lines of those that the ledger knows, in one round trip."""
+        asked = list(trajectories)
+        found = self._bus.hmget(ENTRIES.at(self.job), asked)
+        return {name: entry_of(name, raw) for name, raw in zip(asked, found, strict=True) if raw is not None}
+
+    def open_groups(self) -> int:
+        """Groups that have not ended: what `lag.credits` takes."""
+        return self._bus.hlen(GROUPS.at(self.job))
+
+    def ready_groups(self) -> int:
+        """Groups whose every member is rewarded or ended, and which are not claimed."""
+        return self._bus.zcard(READY.at(self.job))
+
+    def groups(self) -> dict[int, OpenGroup]:
+        """All open groups."""
+        fields = self._bus.hgetall(GROUPS.at(self.job))
+        return {int(name): GROUP.decode(raw) for name, raw in sorted(fields.items(), key=lambda f: int(f[0]))}
+
+    def members(self, group: int, size: int) -> list[LedgerEntry]:
+        """Lines of a group's members, in order."""
+        return list(self.entries(trajectory_id(self.job, group, i) for i in range(size)).values())
+
+    def recount(self) -> dict[str, int]:
+        """The states counted from the lines themselves: slow, for audits of `counts`."""
+        sums = dict.fromkeys(("submitted", *STATES), 0)
+        for raw in self._bus.hgetall(ENTRIES.at(self.job)).values():
+            sums["submitted"] += 1
+            sums[LINE.decode(raw).state] += 1
+        return sums
+
+    def attempt(self, trajectory: str) -> int:
+        """The attempt that may now sample it. Raises `UnknownTrajectory`."""
+        return self._known(trajectory).attempt
+
+    def unrewarded(self, older_than: float) -> list[LedgerEntry]:
+        """Buffered trajectories without a reward whose record is older than so many seconds."""
+        seconds, micros = self._bus.many([("TIME",)])[0]  # record ids carry the server's clock too
+        now = int(seconds) + int(micros) / 1e6
+        return [
+            entry
+            for entry in self._open_entries()
+            if entry.state == "buffered"
+            and entry.reward is None
+            and entry.stream_id is not None
+            and now - int(entry.stream_id.split("-")[0]) / 1000 >= older_than
+        ]
+
+    def lost_work(self) -> list[LedgerEntry]:
+        """Running trajectories whose work item is gone from the stream (somebody trimmed or deleted it)."""
+        running = [entry for entry in self._open_entries() if entry.state == "running"]
+        there = {entry.id for entry in self._bus.range(WORK.at(self.job))}
+        lost = {entry.trajectory for entry in running if entry.work_id not in there}
+        return [entry for entry in self.entries(lost).values() if entry.state == "running"] if lost else []
+
+    def claims(self) -> dict[int, Claim]:
+        """Claims that are neither trained nor undone, by update."""
+        fields = self._bus.hgetall(CLAIMS.at(self.job))
+        fields.pop(b"version", None)
+        stored = {int(update): STORED.decode(raw) for update, raw in fields.items()}
+        return {update: Claim(update, one.version, one.groups) for update, one in sorted(stored.items())}
+
+    def claimed_version(self) -> int:
+        """The version whose update was claimed last, -1 before the first claim."""
+        return int(self._bus.hget(CLAIMS.at(self.job), "version") or -1)
+
+    def _known(self, trajectory: str) -> LedgerEntry:
+        entry = self.entry(trajectory)
+        if entry is None:
+            raise UnknownTrajectory(f"trajectory {trajectory} is not in the ledger of {self.job}")
+        return entry
+
+    def _open_entries(self) -> list[LedgerEntry]:
+        ids = (trajectory_id(self.job, g, i) for g, group in self.groups().items() for i in range(group.size))
+        return list(self.entries(ids).values())

@@ -1,0 +1,40 @@
+-- ARGV: job, update, version, batch, max_lag, policy. A claim; nil: wait; or a story that breaks the law.
+local update, version = tonumber(ARGV[2]), tonumber(ARGV[3])
+local batch, max_lag, policy = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+local known = call('HGET', CLAIMS, update)
+if known then return known end
+local from = policy == 'expire' and version - max_lag or '-inf'
+local flat = call('ZRANGE', READY, from, '+inf', 'BYSCORE', 'LIMIT', 0, batch, 'WITHSCORES')
+if #flat < 2 * batch then return false end
+local change = {}
+for i = 2, #flat, 2 do
+  local oldest = tonumber(flat[i])
+  change[oldest] = (change[oldest] or 0) - 1
+end
+if policy == 'wait' then
+  if tonumber(flat[2]) + max_lag < version then
+    return {'group ' .. tonumber(flat[1]) .. ' began under version ' .. flat[2]}
+  end
+  if breach(version, batch, max_lag, change) then return false end
+end
+local groups = {}
+for i = 1, #flat, 2 do
+  local name = tonumber(flat[i])
+  local g = group_of(name)
+  tally(g[OLDEST], -1)
+  g[PHASE], g[CLAIM] = 'claimed', update
+  keep_group(name, g)
+  call('ZREM', READY, flat[i])
+  local living, ended = {}, {}
+  for index = 0, g[SIZE] - 1 do
+    local id = member(name, index)
+    local list = entry_of(id)[STATE] == 'buffered' and living or ended
+    list[#list + 1] = id
+  end
+  groups[#groups + 1] = {name, living, ended}
+end
+local before = tonumber(call('HGET', CLAIMS, 'version') or -1)
+local claim = pack({version, before, groups})
+call('HSET', CLAIMS, update, claim, 'version', version)
+count('claimed', #groups)
+return claim

@@ -1,0 +1,43 @@
+-- ARGV: update, trajectories. nil when done (also when it was already), or a story that breaks the law.
+local update = tonumber(ARGV[1])
+local raw = call('HGET', CLAIMS, ARGV[1])
+if not raw then
+  for i = 2, #ARGV do
+    local e = entry_of(ARGV[i])
+    if not e then return ARGV[i] .. ' is unknown' end
+    if e[STATE] ~= 'trained' or e[UPDATE] ~= update then
+      return ARGV[i] .. ' is ' .. e[STATE] .. ' (update ' .. e[UPDATE] .. '), and nothing is claimed now'
+    end
+  end
+  return false
+end
+local groups = unpack_(raw)[3]
+local asked, left, entries, lost = {}, #ARGV - 1, {}, 0
+for i = 2, #ARGV do asked[ARGV[i]] = true end
+for _, claimed in ipairs(groups) do
+  local any = false
+  for _, id in ipairs(claimed[2]) do
+    local e = entry_of(id)
+    if e[STATE] == 'buffered' and not asked[id] then
+      return id .. ' is claimed and neither trained nor ended'
+    end
+    if e[STATE] ~= 'buffered' and asked[id] then return id .. ' has ended as ' .. e[STATE] end
+    if asked[id] then
+      entries[#entries + 1] = {id, e}
+      any = true
+    end
+  end
+  if not any then lost = lost + 1 end
+end
+if #entries ~= left then return 'some of the trajectories are not claimed for it, or named twice' end
+for _, pair in ipairs(entries) do
+  pair[2][STATE], pair[2][UPDATE] = 'trained', update
+  keep(pair[1], pair[2])
+end
+for _, claimed in ipairs(groups) do call('HDEL', GROUPS, claimed[1]) end
+call('HDEL', CLAIMS, ARGV[1])
+count('buffered', -#entries)
+count('trained', #entries)
+count('claimed', -#groups)
+if lost > 0 then count('groups_lost', lost) end
+return false
