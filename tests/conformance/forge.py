@@ -1,0 +1,137 @@
+"""Versions for engine tests, made without a line of any engine: plain `transformers` models and raw blobs.
+
+A version's weights are random by a seed and BF16-valued; different seeds are "updates" far larger than a
+training step, so that a span scored under the wrong version cannot look right by chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from syncline.contract.version_path import (
+    SignedManifest,
+    TensorEntry,
+    VersionId,
+    VersionManifest,
+    sign,
+)
+from syncline.runtime.store import BlobStore
+
+MODELS = Path(__file__).parents[2] / "examples" / "models"
+FAMILIES = ("tiny-dense", "tiny-moe", "tiny-hybrid", "tiny-kimi", "tiny-glm")
+JOB = "j00000test"
+KEY = b"a key of the test job"
+
+
+@lru_cache(maxsize=64)
+def plain(folder: Path, seed: int) -> Any:
+    """The model of a version as plain `transformers`: FP32 tensors with BF16 values."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1000 + seed)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.copy_(tensor.bfloat16())
+    return model.eval()
+
+
+@lru_cache(maxsize=64)
+def checkpoint(folder: Path, seed: int) -> Mapping[str, Tensor]:
+    """The same version's tensors as `save_pretrained` writes them."""
+    with tempfile.TemporaryDirectory() as where:
+        plain(folder, seed).save_pretrained(where)
+        return {
+            name: tensor.bfloat16() for name, tensor in load_file(Path(where) / "model.safetensors").items()
+        }
+
+
+class Forge:
+    """Makes signed versions of the model in `folder` in a store of its own."""
+
+    def __init__(self, root: Path, folder: Path, job: str = JOB, key: bytes = KEY) -> None:
+        self.store = BlobStore(root / "store")
+        self.folder = folder
+        self.job, self.key = job, key
+
+    def manifest(
+        self,
+        number: int,
+        seed: int | None = None,
+        epoch: int = 0,
+        change: Callable[[dict[str, Tensor]], object] | None = None,
+    ) -> VersionManifest:
+        """Blobs and an unsigned manifest of version `epoch.number`; weights by `seed` (default: the number)."""
+        tensors = dict(checkpoint(self.folder, number if seed is None else seed))
+        if change is not None:
+            change(tensors)
+        entries = []
+        for name, tensor in sorted(tensors.items()):
+            raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            entries.append(
+                TensorEntry(
+                    name=name,
+                    dtype={torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}[tensor.dtype],
+                    shape=tuple(tensor.shape),
+                    nbytes=len(raw),
+                    digest=self.store.put(raw),
+                )
+            )
+        return VersionManifest(
+            job=self.job,
+            version=VersionId(epoch, number),
+            parent=None,
+            optimizer_step=number,
+            contract="c" * 64,
+            representation="bf16",
+            model=hashlib.sha256((self.folder / "config.json").read_bytes()).hexdigest(),
+            tensors=tuple(entries),
+        )
+
+    def version(self, number: int, seed: int | None = None, epoch: int = 0) -> SignedManifest:
+        """A signed version, published in the store."""
+        signed = sign(self.manifest(number, seed, epoch), self.key)
+        self.store.write_manifest(signed)
+        return signed
+
+
+@torch.inference_mode()
+def cold_logprobs(model: Any, ids: Sequence[int], first: int) -> list[float]:
+    """Log-probs of `ids[first:]` by one full forward pass, temperature 1."""
+    logits_TV = model(input_ids=torch.tensor([list(ids)])).logits[0]
+    logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
+    return [float(logprobs_TV[i - 1, ids[i]]) for i in range(first, len(ids))]
+
+
+@torch.inference_mode()
+def cold_replay(parts: Sequence[tuple[Any, int]], ids: Sequence[int]) -> list[list[float]]:
+    """Log-probs of a response whose context was carried from model to model.
+
+    parts   (model, index into `ids` at which its span ends), in order; each model feeds what is before its
+    last
+            token and is not fed yet, onto the state that the ones before it left
+    """
+    cache = DynamicCache(config=parts[0][0].config)
+    fed, out = 0, []
+    for model, end in parts:
+        rows = []
+        for at in range(fed, end - 1):  # token by token, as decoding did
+            logits = model(input_ids=torch.tensor([[ids[at]]]), cache=cache, use_cache=True).logits[0, -1]
+            rows.append(float(torch.log_softmax(logits, dim=-1)[ids[at + 1]]))
+        fed = end - 1
+        out.append(rows)
+    return out
+
+
+def gap(left: Sequence[float], right: Sequence[float]) -> float:
+    """Largest absolute difference."""
+    return max(abs(a - b) for a, b in zip(left, right, strict=True))
