@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from waiting import wait_until
 from world import InProcess, World, spec_of
 
 from syncline.contract import events
-from syncline.contract.streams import REWARDS, TRAJECTORIES
+from syncline.contract.streams import DEAD, ENTRIES, REWARDS, TRAJECTORIES
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments, tracing
 
@@ -161,37 +162,90 @@ def test_an_update_with_nothing_to_train_on_mints_the_same_weights(
 
 
 def test_expire_ends_what_is_over_the_bound(redis_url: str, job: str, tmp_path: Path) -> None:
-    spec = spec_of(schedule={"lag_policy": "expire", "mode": "disjoint", "updates": 9, "max_lag": 1})
+    spec = spec_of(schedule={"lag_policy": "expire", "updates": 9})
     world = World(redis_url, job, tmp_path, spec)
+    world.order("flow", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    (slow,) = world.begin(1, 0)
+    for version in range(2):
+        world.feed(2, version)
+        world.await_version(VersionId(0, version + 1))
+    wait_until(lambda: world.ledger.counts()["expired"] == 2, 20, "the slow group's end")
+    world.feed(2, 2)
+    world.await_version(VersionId(0, 3))
+    trainer.stop()
+    entry = world.ledger.entry(f"{job}-{slow}-0")
+    assert entry is not None
+    assert (entry.state, entry.reason) == ("expired", "over the lag bound of 1 at version 2")
+    assert [m.expired for m in world.metrics()] == [0, 0, 1]
+    assert world.ledger.sample(0.0).holds
+
+
+def test_mask_old_tokens_trains_on_the_young_ones_alone(redis_url: str, job: str, tmp_path: Path) -> None:
+    spec = spec_of(schedule={"lag_policy": "mask_old_tokens", "updates": 9})
+    world = World(redis_url, job, tmp_path, spec)
+    world.order("flow", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    mixed, old = world.begin(2, 0)
+    for version in range(2):
+        world.feed(2, version)
+        world.await_version(VersionId(0, version + 1))
+    world.publish(mixed, versions=(0, 2), sampled=6)
+    world.publish(old, versions=(0,), sampled=5)
+    world.await_version(VersionId(0, 3))
+    trainer.stop()
+    segment = segments.read(segments.segment_path(world.folder / "segments", 3))
+    assert [(row.trajectory.group, row.used_mask) for row in segment.rows] == [(mixed, b"\0\0\0\1\1\1")] * 2
+    assert [row.why for row in segment.filtered] == ["every token is over the lag bound"] * 2
+    told = world.metrics()[2]
+    assert (told.tokens, told.masked_tokens, told.trajectories, told.lag_max) == (6, 16, 2, 2)
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_said(redis_url: str, job: str, tmp_path: Path) -> None:
+    world = World(redis_url, job, tmp_path, spec_of(loss={"advantage": "group_mean"}))
+    world.order("flow", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    world.feed(2, rewards=lambda g, i: 1e300 if i else -1e300)  # finite, but its advantage is not in FP32
+    world.await_version(VersionId(0, 1))
+    world.feed(2, 1)
+    world.await_version(VersionId(0, 2))
+    trainer.stop()
+    zeroth, first, second = (m.files["model.safetensors"] for m in world.minted())
+    assert zeroth == first != second
+    told = world.metrics()
+    assert [m.skipped for m in told] == [True, False]
+    assert told[0].non_finite > 0
+    assert world.ledger.counts()["filtered"] == 4
+    assert world.ledger.sample(0.0).holds
+    segment = segments.read(segments.segment_path(world.folder / "segments", 1))
+    assert segment.rows == ()
+    assert "the step of update 1 was skipped" in segment.filtered[0].why
+    assert segments.read_scores(segments.scores_path(world.folder / "segments", 1)).skipped
+
+
+def test_an_unreadable_record_is_buried_and_its_group_goes_on(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    world = World(redis_url, job, tmp_path, spec_of(batch={"groups": 1, "group_size": 3}))
     world.order("train", "awake")
     trainer = InProcess(world)
     world.await_version(VersionId(0, 0))
-    world.feed(2)
-    late = world.feed(1)
+    made = world.feed(1)
+    entry = world.ledger.entry(made[1].trajectory)
+    assert entry is not None
+    assert entry.stream_id is not None
+    spoiled = world.bus.append(TRAJECTORIES.at(job), {b"h": b"not msgpack", b"t": b"", b"l": b"", b"m": b""})
+    raw = msgspec.msgpack.decode(world.bus.hget(ENTRIES.at(job), made[1].trajectory) or b"")
+    raw[10] = spoiled
+    world.bus.hset(ENTRIES.at(job), made[1].trajectory, msgspec.msgpack.encode(raw))
     world.order("flow", "awake")
     world.await_version(VersionId(0, 1))
-    world.feed(1, 1)
-    world.await_version(VersionId(0, 2))
-    late += world.feed(1, 1)
-    world.feed(2, 2)
-    world.await_version(VersionId(0, 3))
-    wait_until(lambda: world.ledger.counts()["expired"] or None, 0.5, "nothing") if False else None
     trainer.stop()
-    assert world.ledger.sample(0.0).holds
-    assert all(m.lag_max <= 1 for m in world.metrics())
-
-
-def test_mask_old_tokens_trains_young_ones_alone(redis_url: str, job: str, tmp_path: Path) -> None:
-    spec = spec_of(schedule={"lag_policy": "mask_old_tokens", "mode": "disjoint", "updates": 9, "max_lag": 1})
-    world = World(redis_url, job, tmp_path, spec)
-    world.order("flow", "awake")
-    trainer = InProcess(world)
-    world.await_version(VersionId(0, 0))
-    held = world.feed(1, 0, versions=(0, 2), sampled=6)
-    world.order("drain", "awake")
-    for version in range(2):
-        world.feed(2, version)
-    world.order("flow", "awake")
-    world.await_version(VersionId(0, 2))
-    trainer.stop()
-    assert held
+    states = [world.ledger.entry(t.trajectory) for t in made]
+    assert [e.state for e in states if e] == ["trained", "failed", "trained"]
+    letters = world.bus.range(DEAD.at(job))
+    assert any(letter.fields.get(b"id") == spoiled.encode() for letter in letters)
+    assert all(letter.fields[b"reason"].startswith(b"trajectory header") for letter in letters)

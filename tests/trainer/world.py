@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,9 @@ from syncline.runtime.service import ServiceContext
 from syncline.runtime.settings import Settings
 from syncline.runtime.tracing import new_traceparent
 from syncline.trainer import loop
+
+Rewards = Callable[[int, int], float | None]
+"""(group, index) -> reward."""
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 
@@ -86,10 +90,8 @@ class World:
         return self.seq
 
     # ---- rollout and errands ----------------------------------------------------------------------------
-    def feed(
-        self, groups: int, version: int = 0, epoch: int = 0, rewards: Any = None, **record: Any
-    ) -> list[Trajectory]:
-        """Submit, sample under `version` and reward whole groups. `rewards(group, index)` -> float or None."""
+    def begin(self, groups: int, version: int = 0, epoch: int = 0) -> list[int]:
+        """Submit whole groups and begin them under `version`; returns their numbers."""
         made = []
         for _ in range(groups):
             group, self.groups = self.groups, self.groups + 1
@@ -107,26 +109,47 @@ class World:
                 for i in range(size)
             ]
             assert self.ledger.submit(items, size)
-            for i in range(size):
-                versions = record.pop("versions", None) or (version,)
-                t = trajectory(
-                    self.job,
-                    group,
-                    i,
-                    epoch=epoch,
-                    versions=versions,
-                    contract=self.spec.contract_digest(),
-                    **record,
-                )
-                assert self.ledger.begin(t.trajectory, 1, "w0", t.oldest) == "go"
-                work = self.ledger.entry(t.trajectory)
-                assert work is not None
-                assert work.work_id is not None
-                assert self.ledger.publish(t, work.work_id) == "published"
-                value = (group + i) % 2 + 0.1 * i if rewards is None else rewards(group, i)
-                assert self.ledger.reward(reward(t, value))
-                made.append(t)
+            for item in items:
+                begun = self.ledger.begin(item.trajectory, 1, "w0", VersionId(epoch, version))
+                assert begun == "go", (group, begun)
+            made.append(group)
         return made
+
+    def publish(
+        self,
+        group: int,
+        versions: tuple[int, ...] = (0,),
+        epoch: int = 0,
+        rewards: Rewards | None = None,
+        sampled: int | None = None,
+    ) -> list[Trajectory]:
+        """Publish and reward a begun group's members, each sampled under `versions`."""
+        made = []
+        for i in range(self.spec.batch.group_size):
+            t = trajectory(
+                self.job,
+                group,
+                i,
+                epoch=epoch,
+                versions=versions,
+                sampled=sampled,
+                contract=self.spec.contract_digest(),
+            )
+            work = self.ledger.entry(t.trajectory)
+            assert work is not None
+            assert work.work_id is not None
+            assert self.ledger.publish(t, work.work_id) == "published"
+            value = (group + i) % 2 + 0.1 * i if rewards is None else rewards(group, i)
+            assert self.ledger.reward(reward(t, value))
+            made.append(t)
+        return made
+
+    def feed(
+        self, groups: int, version: int = 0, epoch: int = 0, rewards: Rewards | None = None
+    ) -> list[Trajectory]:
+        """Submit, sample under `version` and reward whole groups."""
+        numbers = self.begin(groups, version, epoch)
+        return [t for group in numbers for t in self.publish(group, (version,), epoch, rewards)]
 
     # ---- looking ----------------------------------------------------------------------------------------
     def events(self) -> list[events.Event]:
@@ -173,6 +196,9 @@ class InProcess:
         self.thread.join(seconds)
         assert not self.thread.is_alive()
         self.ctx._ended.set()
+        for thread in threading.enumerate():
+            if thread.name == "lease-trainer":
+                thread.join(10)
         for lease in self.ctx._leases:
             lease.release()
         self.ctx.bus.close()
