@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 
+from syncline.contract.events import WorkerUp
 from syncline.rollout.worker import Worker, assemble
 from syncline.runtime.service import ServiceContext
 
@@ -20,6 +21,7 @@ def main(context: ServiceContext) -> None:
     """Serve until told to stop. What runs then is left to whoever takes it over."""
     worker = assemble(context)
     worker.intake.recover()
+    context.emit(WorkerUp(who=context.name, incarnation=context.incarnation))
     while not context.stop_requested():
         worker.inbox.read(worker.idle_for())
         worker.residence.obey()

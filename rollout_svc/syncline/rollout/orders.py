@@ -208,7 +208,7 @@ class Orders:
             VERIFIED,
             found.traceparent,
             found.began,
-            max(time.time(), found.began),
+            time.time(),
             job=self._job,
             version=order.version,
             digest=found.staged.digest,

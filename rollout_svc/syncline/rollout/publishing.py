@@ -6,13 +6,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from syncline.contract.token_path import PUBLISHED, SAMPLED, SamplingConvention
+from syncline.contract.token_path import PUBLISHED, SAMPLED, SamplingConvention, Trajectory
 from syncline.contract.version_path import VersionId
 from syncline.reference.model import TextCodec
 from syncline.rollout.engine import Chunk
 from syncline.rollout.intake import Held, Intake
 from syncline.rollout.spans import Sampled, fold, trajectory
-from syncline.runtime.errands import send_score
+from syncline.runtime.errands import ScoreErrand, send_scores
 from syncline.runtime.ledger import Ledger
 from syncline.runtime.tracing import record
 
@@ -56,17 +56,33 @@ class Publisher:
 
     def take(self, chunks: Sequence[Chunk]) -> None:
         """Note chunks, and publish the requests that they end."""
+        ended = []
         for chunk in chunks:
             self._chunks[chunk.trajectory].append(chunk)
             if chunk.finish is not None:
-                self._publish(chunk.trajectory)
+                ended.append(self._record(chunk.trajectory))
+        if not ended:
+            return
+        began = time.time()
+        answers = self._ledger.publish_many([(told, held.work_id) for held, told in ended])
+        errands = []
+        for (held, told), answer in zip(ended, answers, strict=True):
+            self._intake.drop(told.trajectory)
+            if answer == "published":
+                errands.append(
+                    ScoreErrand(told.trajectory, held.attempt, 0, self._trace_published(told, began))
+                )
+            else:
+                self.fenced += 1
+                _LOG.warning("trajectory %s attempt %d is fenced: dropped", told.trajectory, held.attempt)
+        if errands:
+            send_scores(self._job, errands)
 
-    def _publish(self, name: str) -> None:
+    def _record(self, name: str) -> tuple[Held, Trajectory]:
         held, prompt = self._intake.held[name], self._prompts[name]
         sampled = fold(self._chunks[name], self._name)
         self.forget(name)
-        context = self._trace_spans(held, sampled)
-        told = trajectory(
+        return held, trajectory(
             held.item,
             held.attempt,
             prompt,
@@ -74,29 +90,23 @@ class Publisher:
             convention=self._convention,
             contract=self._contract,
             text=self._codec.decode(sampled.tokens),
-            traceparent=context,
+            traceparent=self._trace_spans(held, sampled),
             queued=(held.begun or held.taken) - held.taken,
         )
-        began = time.time()
-        answer = self._ledger.publish(told, held.work_id)
-        self._intake.drop(name)
-        if answer == "fenced":
-            self.fenced += 1
-            _LOG.warning("trajectory %s attempt %d is fenced; its record is dropped", name, held.attempt)
-            return
-        record(
+
+    def _trace_published(self, told: Trajectory, began: float) -> str:
+        return record(
             PUBLISHED,
-            context,
+            told.traceparent,
             began,
-            max(began, time.time()),
+            time.time(),
             job=self._job,
-            trajectory=name,
-            attempt=held.attempt,
+            trajectory=told.trajectory,
+            attempt=told.attempt,
             worker=self._name,
-            tokens=len(sampled.tokens),
-            spans=len(sampled.spans),
+            tokens=told.sampled,
+            spans=len(told.spans),
         )
-        send_score(self._job, name, held.attempt)
 
     def _trace_spans(self, held: Held, sampled: Sampled) -> str:
         """One hop per version span, each after the one before it. Returns the last one's context."""
@@ -107,7 +117,7 @@ class Publisher:
                 SAMPLED,
                 context or None,
                 began,
-                max(began, ended),
+                ended,
                 links=[activation] if activation else [],
                 job=self._job,
                 trajectory=held.item.trajectory,
