@@ -32,8 +32,10 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
     )
     gateway = Gateway(settings, bus)
     app.state.gateway = gateway
-    for part in (page, system, jobs, progress, events, versions, trajectories, reports):
+    parts = (page, system, jobs, progress, events, versions, trajectories, reports)
+    for part in parts:
         app.include_router(part.router)
+    app.state.routes = [*app.routes, *(route for part in parts for route in part.router.routes)]
     errors.install(app)
     app.add_middleware(Door, token=settings.token, numbers=gateway.numbers)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

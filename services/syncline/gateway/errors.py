@@ -10,6 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from syncline.contract.job import Problem as SpecProblem
 from syncline.contract.spec_text import SpecError
@@ -99,12 +100,22 @@ def _spec(_: Request, error: Exception) -> Response:
     return problem(spec_refused(error.problems))
 
 
-def _http(_: Request, error: Exception) -> Response:
+def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
     kind = phrase.lower().replace(" ", "-")
     detail = "there is nothing at this path" if error.status_code == 404 else str(error.detail)
-    return problem(Refusal(error.status_code, kind, detail, headers=error.headers))
+    headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
+    return problem(Refusal(error.status_code, kind, detail, headers=headers))
+
+
+def _allowed(request: Request) -> str:
+    """Methods of every route at this path; the router itself looks no further than the first."""
+    methods: set[str] = set()
+    for route in request.app.state.routes:
+        if isinstance(route, Route) and route.path_regex.match(request.url.path):
+            methods |= route.methods or set()
+    return ", ".join(sorted(methods))
 
 
 def _parameters(_: Request, error: Exception) -> Response:

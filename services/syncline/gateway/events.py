@@ -40,15 +40,21 @@ _COUNT = 100  # entries of one stream in one read
 _BEGINNING = "_".join("0-0" for _ in _SOURCES)
 
 
+_SENT = {
+    "type": "object",
+    "description": "one event; `data` is JSON",
+    "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+    "required": ["id", "event", "data"],
+}
+
+
 @router.get(
     "/events",
     response_class=EventSourceResponse,
     responses={
         200: {
             "description": "event: event | phase | metrics | ledger | state | unreadable | end",
-            "content": {
-                "text/event-stream": {"schema": {"type": "string"}, "example": examples.EVENT_STREAM}
-            },
+            "content": {"text/event-stream": {"schema": _SENT, "example": examples.EVENT_STREAM}},
         },
         **PROBLEMS,
     },

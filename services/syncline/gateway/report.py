@@ -112,9 +112,9 @@ def reward_chart(metrics: Sequence[UpdateMetrics], phases: Sequence[Phase]) -> s
 
 def mode_bands(metrics: Sequence[UpdateMetrics], phases: Sequence[Phase]) -> list[charts.Band]:
     """Stretches of updates by mode, for shading."""
-    if not metrics:
+    if not metrics or not phases:
         return []
-    begun = [(phases[0].update, phases[0].mode)] if phases else []
+    begun = [(phases[0].update, phases[0].mode)]
     begun += [(after.update, after.mode) for before, after in pairwise(phases) if before.mode != after.mode]
     ends = [update for update, _ in begun[1:]] + [metrics[-1].update]
     return [

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Response
 
 from syncline.gateway.access import Here, TheJob, only_known_parameters
-from syncline.gateway.answers import describe, reply
+from syncline.gateway.answers import PROBLEMS, describe, reply
 from syncline.gateway.errors import Refusal
 from syncline.gateway.evidence import Evidence
 from syncline.gateway.report import render
@@ -74,7 +74,13 @@ def summary(record: TheJob, here: Here) -> Response:
 @router.get(
     "/report",
     response_class=Response,
-    responses={200: {"description": "the report", "content": {"text/html": {"schema": {"type": "string"}}}}},
+    responses={
+        200: {
+            "description": "the report",
+            "content": {"text/html": {"schema": {"type": "string"}, "example": "<!doctype html>..."}},
+        },
+        **PROBLEMS,
+    },
 )
 def report(record: TheJob, here: Here) -> Response:
     """The job's report: one HTML page that asks the network for nothing."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter, Depends, Response
+from fastapi.responses import PlainTextResponse
 
 from syncline.contract.job import schema
 from syncline.contract.precision import RECIPES
 from syncline.gateway import examples, model_root
 from syncline.gateway.access import Here, only_known_parameters
-from syncline.gateway.answers import describe, reply
+from syncline.gateway.answers import PROBLEMS, describe, reply
 from syncline.gateway.numbers import MEDIA_TYPE
 from syncline.gateway.shapes import Health, Named, RecipeList
 from syncline.runtime.bus import BusDown
@@ -37,11 +38,13 @@ def readyz(here: Here) -> Response:
 
 @router.get(
     "/metrics",
+    response_class=PlainTextResponse,
     responses={
         200: {
             "description": "Prometheus text",
             "content": {"text/plain": {"schema": {"type": "string"}, "example": examples.NUMBERS}},
-        }
+        },
+        **PROBLEMS,
     },
 )
 def numbers(here: Here) -> Response:
@@ -68,7 +71,8 @@ def models(here: Here) -> Response:
         200: {
             "description": "JSON schema of a job spec",
             "content": {"application/json": {"schema": {"type": "object"}, "example": {"title": "JobSpec"}}},
-        }
+        },
+        **PROBLEMS,
     },
 )
 def spec_schema() -> Response:
