@@ -175,6 +175,10 @@ class World:
         return wait_until(look, seconds, f"version {version}")
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of the trainer runs after it."""
+
+
 class InProcess:
     """The trainer's main function in a thread of the test."""
 
@@ -187,13 +191,19 @@ class InProcess:
     def _run(self) -> None:
         try:
             loop.main(self.ctx)
-        except Exception as error:  # noqa: BLE001 - shown by `stop`
+        except BaseException as error:  # noqa: BLE001 - raised again by `stop`
             self.error = error
 
-    def stop(self, seconds: float = 30.0) -> None:
-        """Tell it to stop, wait, and give its lease back."""
+    def died(self) -> bool:
+        """Whether it was killed. An error of its own is raised."""
+        if self.error is not None and not isinstance(self.error, Killed):
+            raise self.error
+        return self.error is not None
+
+    def forget(self) -> None:
+        """End what is left of a killed one, and let its lease run out."""
         self.ctx.stopping.set()
-        self.thread.join(seconds)
+        self.thread.join(30)
         assert not self.thread.is_alive()
         self.ctx._ended.set()
         for thread in threading.enumerate():
@@ -202,6 +212,10 @@ class InProcess:
         for lease in self.ctx._leases:
             lease.release()
         self.ctx.bus.close()
+
+    def stop(self) -> None:
+        """Tell it to stop, wait, and raise what it ended with."""
+        self.forget()
         if self.error is not None:
             raise self.error
 
