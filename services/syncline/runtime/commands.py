@@ -65,9 +65,7 @@ class Commands(ABC):
         """
         for key, cursor in cursors.items():
             if not cursor[:1].isdecimal():
-                raise ValueError(
-                    f"cursor {cursor!r} of {key} is no entry id; take `last_id` to read from now on"
-                )
+                raise ValueError(f"cursor {cursor!r} of {key} is no entry id; `last_id` is the one for now")
         tail = ("STREAMS", *cursors.keys(), *cursors.values())
         reply = self._blocking(block, lambda wait: self.call("XREAD", "COUNT", count, *wait, *tail))
         return {text_of(key): entries_of(text_of(key), rows)[0] for key, rows in reply or ()}

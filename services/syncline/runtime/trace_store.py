@@ -83,7 +83,7 @@ class TraceStore:
         try:
             self._db.executemany(f"insert or ignore into spans values ({', '.join('?' * 13)})", rows)
             self._db.execute("commit")
-        except sqlite3.Error:
+        except BaseException:
             self._db.execute("rollback")
             raise
 

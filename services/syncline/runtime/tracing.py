@@ -17,23 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from opentelemetry import trace as otel
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    SpanContext,
-    Status,
-    StatusCode,
-    TraceFlags,
-    Tracer,
-    set_span_in_context,
-)
 
 from syncline.contract.hops import Hop
 from syncline.contract.token_path import TOKEN_PATH
@@ -47,20 +37,8 @@ from syncline.runtime.trace_store import (
     spans_of,
 )
 
-__all__ = [
-    "HopIncomplete",
-    "OpenHop",
-    "SpanRecord",
-    "flush",
-    "hop",
-    "losses",
-    "new_traceparent",
-    "read_trace",
-    "record",
-    "setup",
-    "shutdown",
-    "spans_of",
-]
+__all__ = ["HopIncomplete", "OpenHop", "flush", "hop", "losses", "new_traceparent", "record", "setup"]
+__all__ += ["SpanRecord", "read_trace", "shutdown", "spans_of"]
 
 Plain = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
 Given = Plain | VersionId | None
@@ -69,7 +47,6 @@ _LOG = logging.getLogger(__name__)
 _HOPS = {hop.name: hop for hop in (*TOKEN_PATH, *VERSION_PATH)}
 _LIMIT = 65536  # links, events and attributes of one span: a batch links every trajectory in it
 _QUEUE = 65536  # finished spans that may wait for the background writer
-_NONE = "none"  # how an attribute that is None stands in a span; OpenTelemetry has no null
 
 
 class HopIncomplete(ValueError):
@@ -126,24 +103,20 @@ class _Tracing:
         self._lock = threading.Lock()
         self.exporters: dict[str, _Counted] = {}
         self.incomplete = 0
+        self.skewed = 0
         self.provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource({SERVICE_NAME: service, SERVICE_INSTANCE_ID: instance}),
             span_limits=SpanLimits(
-                max_attributes=_LIMIT,
-                max_span_attributes=_LIMIT,
-                max_events=_LIMIT,
-                max_links=_LIMIT,
-                max_event_attributes=_LIMIT,
-                max_link_attributes=_LIMIT,
+                max_attributes=_LIMIT, max_span_attributes=_LIMIT, max_events=_LIMIT, max_links=_LIMIT
             ),
             shutdown_on_exit=False,
         )
         if store is not None:
             self._add("store", _StoreExporter(store, service, instance))
         if otlp is not None:
-            self._add("otlp", OTLPSpanExporter(endpoint=f"{otlp.rstrip('/')}/v1/traces"))
-        self.tracer: Tracer = self.provider.get_tracer("syncline")
+            self._add("otlp", _otlp_exporter(f"{otlp.rstrip('/')}/v1/traces"))
+        self.tracer: otel.Tracer = self.provider.get_tracer("syncline")
 
     def count_ended(self) -> None:
         """One more span that every exporter should take."""
@@ -152,11 +125,14 @@ class _Tracing:
 
     def _add(self, name: str, exporter: SpanExporter) -> None:
         counted = self.exporters[name] = _Counted(exporter)
-        self.provider.add_span_processor(
-            BatchSpanProcessor(
-                counted, max_queue_size=_QUEUE, schedule_delay_millis=500, max_export_batch_size=512
-            )
-        )
+        batch = BatchSpanProcessor(counted, _QUEUE, schedule_delay_millis=500, max_export_batch_size=512)
+        self.provider.add_span_processor(batch)
+
+
+def _otlp_exporter(endpoint: str) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # large: only if used
+
+    return OTLPSpanExporter(endpoint=endpoint)
 
 
 _state = _Tracing("unnamed", "unnamed", None, None)
@@ -185,22 +161,21 @@ def shutdown() -> None:
 
 
 def losses() -> dict[str, int]:
-    """Spans ended and not (yet) taken, by exporter; `incomplete`: hops with wrong attributes."""
+    """What the view lacks: spans ended and not (yet) taken, by exporter name; `incomplete`: hops that closed
+    with wrong attributes; `skewed`: spans told with an end before their start (the wall clock was set back)."""
     missing = {name: _state.ended - exporter.taken for name, exporter in _state.exporters.items()}
-    return {**missing, "incomplete": _state.incomplete}
+    return {**missing, "incomplete": _state.incomplete, "skewed": _state.skewed}
 
 
 def new_traceparent() -> str:
     """Context of a new trace whose root span is not ours to write."""
-    return _traceparent(
-        SpanContext(_ids.generate_trace_id(), _ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED))
-    )
+    return f"00-{_ids.generate_trace_id():032x}-{_ids.generate_span_id():016x}-01"
 
 
 class OpenHop:
     """A hop being passed: `set` its attributes before it closes; `traceparent` is its context for others."""
 
-    def __init__(self, hop: Hop, span: Span) -> None:
+    def __init__(self, hop: Hop, span: otel.Span) -> None:
         self._hop = hop
         self._span = span
         self._names: set[str] = set()
@@ -243,7 +218,7 @@ def hop(
         yield opened
         opened._check()
     except BaseException as error:
-        opened._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        opened._span.set_status(otel.Status(otel.StatusCode.ERROR, f"{type(error).__name__}: {error}"))
         raise
     finally:  # the duration comes from the monotonic clock, so a stepped wall clock cannot make it negative
         _end(opened, wall + time.perf_counter_ns() - began)
@@ -258,9 +233,13 @@ def record(
     links: Sequence[str] = (),
     **attributes: Given,
 ) -> str:
-    """A span told afterwards; returns its traceparent. `start` and `end` are wall-clock unix seconds."""
+    """A span told afterwards; returns its traceparent. `start` and `end` are wall-clock unix seconds.
+
+    A wall clock that was set back between them is counted as a skewed span without duration.
+    """
     if end < start:
-        raise ValueError(f"hop {hop.name} ends {start - end:g} s before it starts")
+        _state.skewed += 1
+        end = start
     opened = OpenHop(hop, _start(hop, parent, links, int(start * 1e9)))
     opened.set(**attributes)
     try:
@@ -270,16 +249,13 @@ def record(
     return opened.traceparent
 
 
-def _start(hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) -> Span:
+def _start(hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) -> otel.Span:
     if _HOPS.get(hop.name) != hop:
         raise ValueError(f"hop {hop.name!r} is on neither path: TOKEN_PATH and VERSION_PATH name all spans")
-    context = Context()
-    if parent:
-        context = set_span_in_context(NonRecordingSpan(_context(parent)), context)
-    joined = [Link(_context(link)) for link in links]
-    span = _state.tracer.start_span(hop.name, context=context, links=joined, start_time=start_ns)
-    assert isinstance(span, Span)
-    return span
+    inside = otel.NonRecordingSpan(_context(parent)) if parent else otel.INVALID_SPAN
+    before = otel.set_span_in_context(inside, Context())  # never what this thread happens to be in
+    joined = [otel.Link(_context(link)) for link in links]
+    return _state.tracer.start_span(hop.name, context=before, links=joined, start_time=start_ns)
 
 
 def _end(opened: OpenHop, at_ns: int) -> None:
@@ -289,24 +265,24 @@ def _end(opened: OpenHop, at_ns: int) -> None:
 
 def _value(value: Given) -> Plain:
     if value is None:
-        return _NONE
+        return "none"  # OpenTelemetry has no null
     return str(value) if isinstance(value, VersionId) else value
 
 
-def _traceparent(context: SpanContext) -> str:
+def _traceparent(context: otel.SpanContext) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
-def _context(traceparent: str) -> SpanContext:
+def _context(traceparent: str) -> otel.SpanContext:
     trace, span, flags = parse_traceparent(traceparent)
-    return SpanContext(trace, span, True, TraceFlags(flags))
+    return otel.SpanContext(trace, span, True, otel.TraceFlags(flags))
 
 
 def _to_record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
     context = span.get_span_context()
     assert context is not None
     attributes = {name: attribute_of(value) for name, value in (span.attributes or {}).items()}
-    if span.status.status_code is StatusCode.ERROR:
+    if span.status.status_code is otel.StatusCode.ERROR:
         attributes["error"] = span.status.description or "error"
     return SpanRecord(
         trace_id=f"{context.trace_id:032x}",
