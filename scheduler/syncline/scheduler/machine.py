@@ -25,9 +25,11 @@ and the next stage is chosen (`HUB`). Every way out of `SAMPLE` and `FLOW` leads
 which is why no work is lost.
 
 Acknowledgements are trusted by order number. An engine counts as asleep when it has acknowledged an order not
-older than the first of the unbroken run of orders to sleep. When a process is lost the same orders are given
-again under a new number, and only acknowledgements of that one count, since the dead process cannot have made
-any. Before the first order nothing can have been awake, so that first order needs no acknowledgement.
+older than the first of the unbroken run of orders to sleep. That holds through losses: a process obeys the newest
+order that it finds when it starts, so whatever replaces one that acknowledged finds an order to sleep, and one
+that was there before the order must acknowledge it itself. For the same reason the very first order needs no
+acknowledgement. What is seen in the ledger counts for the order under which it was seen, and `Drained` is seen
+only once every worker has acknowledged the shut gate: one that has not heard of it may still begin a request.
 
 Liveness. Each stage with a shut gate waits for someone who must answer or be replaced: TRAIN for the trainer
 (Minted) or the ledger (BatchShort), YIELD and CLEAR for engines that were told to sleep, SYNC and JOIN for
@@ -96,8 +98,6 @@ def step(state: State, event: e.Event) -> tuple[State, tuple[Command, ...]]:
         return state, ()
     before, state = state, _absorb(state, event)
     commands: list[Command] = []
-    if state.seq != before.seq:  # a process was lost: the same orders, to be acknowledged anew
-        commands.append(_order(state))
     while (stage := _next(state)) is not None:
         state = _enter(_take_mode(state) if stage == "hub" else state, stage)
         commands.append(_order(state))
@@ -168,22 +168,15 @@ def _absorb(state: State, event: e.Event) -> State:
         case e.Woke(who=who, seq=seq) if who in state.engines and seq <= state.seq:
             engine = state.engines[who]
             return _with(state, who, change(engine, woke=max(engine.woke, seq)))
-        case e.WorkerLost(who=who) if who in state.engines:
-            return _lost(state, who, "")
-        case e.WorkerUp(who=who, incarnation=new) if who in state.engines:
-            old = state.engines[who].incarnation
-            if old == "":
-                return _with(state, who, change(state.engines[who], incarnation=new))
-            return state if old == new else _lost(state, who, new)
         case e.BatchReady(seq=seq):
             seen = state.stage in ("sample", "drain") and seq >= state.gate_since
             return change(state, batch=state.batch or seen)
         case e.BatchShort(seq=seq):
-            return change(state, short=state.stage == "train" and seq >= state.trainer_since)
+            seen = state.stage == "train" and seq >= state.trainer_since
+            return change(state, short=state.short or seen)
         case e.Drained(seq=seq):
-            return change(
-                state, drained=state.drained or (state.stage == "drain" and seq >= state.gate_since)
-            )
+            seen = state.stage == "drain" and seq >= state.gate_since
+            return change(state, drained=state.drained or seen)
         case e.Minted(version=version):
             return change(state, minted=_newer(state.minted, version))
         case e.Active(version=version):
@@ -213,13 +206,6 @@ def _fail(state: State, who: str, reason: str) -> State:
 
 def _with(state: State, who: str, engine: Engine) -> State:
     return msgspec.structs.replace(state, engines={**state.engines, who: engine})
-
-
-def _lost(state: State, who: str, incarnation: str) -> State:
-    """Orders are given again; what the dead process acknowledged, or still seems to, no longer counts."""
-    seq = state.seq + 1
-    engine = msgspec.structs.replace(state.engines[who], incarnation=incarnation, floor=seq)
-    return msgspec.structs.replace(_with(state, who, engine), seq=seq)
 
 
 def _newer(known: VersionId | None, version: VersionId) -> VersionId:

@@ -18,12 +18,10 @@ TRAINER = "trainer"
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine has acknowledged. Order numbers; 0: none."""
+    """The newest orders that an engine has acknowledged by sleeping, and by being awake; 0: none."""
 
-    incarnation: str = ""  # "": none heard of since the start or the last loss
     slept: int = 0
     woke: int = 0
-    floor: int = 0  # acknowledgements of older orders were made by a process that is gone
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +82,16 @@ def asleep(state: State, name: str) -> bool:
     since = state.trainer_since if name == TRAINER else state.rollout_since
     stance = STANCES[state.stage]
     ordered = stance.trainer if name == TRAINER else stance.rollout
-    engine = state.engines[name]
-    return ordered == "asleep" and engine.slept >= max(since, engine.floor)
+    return ordered == "asleep" and state.engines[name].slept >= since
+
+
+def heard(state: State) -> bool:
+    """Whether every rollout worker has acknowledged the gate as it is now: none acts on an older order."""
+    return all(
+        max(engine.slept, engine.woke) >= state.gate_since
+        for name, engine in state.engines.items()
+        if name != TRAINER
+    )
 
 
 def version_waits(state: State) -> bool:
@@ -95,7 +101,6 @@ def version_waits(state: State) -> bool:
 
 FACTS: Mapping[str, Callable[[State], bool]] = {
     "minted": lambda s: s.minted is not None and (s.base is None or s.base < s.minted),
-    "unminted": lambda s: s.minted is None,
     "version waits": version_waits,
     "newest active": lambda s: s.minted is not None and not version_waits(s),
     "batch": lambda s: s.batch,
@@ -108,6 +113,7 @@ FACTS: Mapping[str, Callable[[State], bool]] = {
     "staying": lambda s: not s.paused and s.wanted == s.mode,
     "paused": lambda s: s.paused,
     "resumed": lambda s: not s.paused,
+    "all made": lambda s: s.minted is not None and s.minted.number >= s.updates,
     "finished": lambda s: s.finished,
 }
 
@@ -130,7 +136,6 @@ ROWS: tuple[Row, ...] = (
     Row("sample", ("batch",), "drain"),
     Row("sample", ("leaving",), "drain"),
     Row("sample", ("finished",), "drain"),
-    Row("sample", ("version waits",), "drain"),
     Row("drain", ("drained", "trainer asleep"), "hub"),
     Row("clear", ("leaving", "trainer asleep"), "hub"),
     Row("clear", ("rollouts asleep",), "train"),
@@ -143,9 +148,9 @@ ROWS: tuple[Row, ...] = (
 
 HUB: tuple[tuple[tuple[str, ...], Stage], ...] = (
     (("paused",), "paused"),
-    (("unminted",), "clear"),
     (("version waits",), "sync"),
     (("disjoint",), "flow"),
     (("batch",), "clear"),
+    (("all made",), "clear"),
     ((), "sample"),
 )

@@ -97,7 +97,8 @@ class BatchShort(msgspec.Struct, frozen=True, tag="batch_short", forbid_unknown_
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained", forbid_unknown_fields=True, kw_only=True):
-    """Nothing is being sampled and no reward is outstanding. Stamped by the scheduler from the ledger."""
+    """Nothing is being sampled and no reward is outstanding. Stamped by the scheduler from the ledger, once every
+    rollout worker has acknowledged an order with the gate shut that is not older than this gate's first."""
 
     seq: int
 

@@ -1,0 +1,49 @@
+"""What the ledger's state means to the machine, as pure decisions: events it calls for, how much to submit.
+
+Level-triggered: the same view gives the same events until the machine has taken them, so an event that was
+lost with a killed scheduler is simply seen again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from syncline.contract import events as e
+from syncline.contract import lag
+from syncline.scheduler.stages import State, heard
+
+
+class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
+    """The ledger as the scheduler sees it at one moment. All counts are of groups but `in_flight`."""
+
+    in_flight: int  # trajectories begun and not published, or published and not rewarded
+    ready: int  # groups whose every member is rewarded or ended
+    claimable: bool  # a batch of them may be claimed at the present version within the lag bound
+    claimed: bool  # a claim is open
+    open: int  # groups running, buffered, or claimed and not yet trained
+    unclaimed: int  # the same without the claimed ones
+    updates_claimed: int  # updates for which a batch was claimed, made or not
+
+
+def ledger_events(state: State, view: LedgerView) -> list[e.Event]:
+    """The events that `view` calls for and that `state` does not know of yet."""
+    found: list[e.Event] = []
+    if state.stage in ("sample", "drain") and view.claimable and not state.batch:
+        found.append(e.BatchReady(groups=view.ready, seq=state.seq))
+    if state.stage == "drain" and view.in_flight == 0 and heard(state) and not state.drained:
+        found.append(e.Drained(seq=state.seq))
+    more = state.minted is not None and state.minted.number < state.updates
+    if state.stage == "train" and more and not view.claimed and not view.claimable:
+        found.append(e.BatchShort(groups=view.ready, seq=state.seq))
+    return found
+
+
+def room(state: State, view: LedgerView, batch: int, max_lag: int) -> int:
+    """How many groups may be submitted now.
+
+    In colocated mode nothing overlaps, so one batch is all that is of use at a time. Never more than what the
+    updates without a batch can use; a group that ended before it was claimed is replaced.
+    """
+    volume = lag.credits(max_lag if state.mode == "disjoint" else 0, batch, view.open)
+    useful = (state.updates - view.updates_claimed) * batch - view.unclaimed
+    return max(0, min(volume, useful))
