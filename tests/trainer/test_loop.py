@@ -11,9 +11,11 @@ from waiting import wait_until
 from world import InProcess, World, spec_of
 
 from syncline.contract import events
-from syncline.contract.streams import DEAD, ENTRIES, REWARDS, TRAJECTORIES
+from syncline.contract.streams import DEAD, ENTRIES, HEARTBEAT, REWARDS, TRAJECTORIES
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments, tracing
+from syncline.runtime.bus import pack
+from syncline.runtime.lease import Devices
 
 
 @pytest.fixture
@@ -249,3 +251,41 @@ def test_an_unreadable_record_is_buried_and_its_group_goes_on(
     letters = world.bus.range(DEAD.at(job))
     assert any(letter.fields.get(b"id") == spoiled.encode() for letter in letters)
     assert all(letter.fields[b"reason"].startswith(b"trajectory header") for letter in letters)
+
+
+def test_it_waits_by_name_for_a_device_that_rollout_still_holds(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    world = World(redis_url, job, tmp_path, spec_of())
+    rollout = Devices(world.bus, HEARTBEAT.at(f"{job}/rollout/w0"), "i0")
+    beat = events.Heartbeat(
+        service="rollout", name="w0", incarnation="i0", pid=1, port=None, ready=True, why="", at=0.0
+    )
+    world.bus.set(HEARTBEAT.at(f"{job}/rollout/w0"), pack(beat))
+    assert rollout.acquire(f"{job}/shared", "w0", 1 << 20, 1 << 33)
+    world.order("train", "awake")
+    trainer = InProcess(world)
+    wait_until(lambda: "held by w0 (1 MB)" in trainer.ctx.heartbeat().why, 20, "the named wait")
+    assert not trainer.ctx.heartbeat().ready
+    assert world.versions() == []
+    rollout.release(f"{job}/shared", "w0")
+    world.await_version(VersionId(0, 0))
+    wait_until(lambda: trainer.ctx.heartbeat().ready, 20, "ready again")
+    assert not rollout.acquire(f"{job}/shared", "w0", 1 << 20, 1 << 33)
+    world.order("sample", "asleep")
+    wait_until(lambda: rollout.acquire(f"{job}/shared", "w0", 1 << 20, 1 << 33), 20, "the device back")
+    trainer.stop()
+
+
+def test_a_second_trainer_waits_until_the_first_has_left(redis_url: str, job: str, tmp_path: Path) -> None:
+    world = World(redis_url, job, tmp_path, spec_of())
+    world.order("flow", "awake")
+    first = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    second = InProcess(world)
+    world.feed(2)
+    world.await_version(VersionId(0, 1))
+    assert world.versions() == [VersionId(0, 0), VersionId(0, 1)]
+    first.stop()
+    world.await_version(VersionId(1, 1))
+    second.stop()

@@ -13,14 +13,13 @@ from syncline.runtime.ledger import Ledger
 from syncline.runtime.service import ServiceContext
 from syncline.trainer import canaries
 from syncline.trainer.checkpoint import Checkpoints
+from syncline.trainer.device import Device
 from syncline.trainer.engine import TrainerEngine, build_engine
 from syncline.trainer.intake import Intake
 from syncline.trainer.minting import Mint
 from syncline.trainer.phases import Phases
 from syncline.trainer.resume import Resume
 from syncline.trainer.updating import Updating
-
-DEVICE = "cpu"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Parts:
     mint: Mint
     checkpoints: Checkpoints
     resume: Resume
-    devices: Devices
+    device: Device
     baseline: int
 
 
@@ -78,6 +77,6 @@ def assemble(ctx: ServiceContext) -> Parts:
         mint=Mint(ctx.bus, job, folder, contract, prefixes),
         checkpoints=checkpoints,
         resume=Resume(ledger, engine, updating, checkpoints, folder),
-        devices=Devices(ctx.bus, f"{job}/{ctx.service}/{ctx.name}", ctx.incarnation),
+        device=Device(Devices(ctx.bus, ctx.heartbeat_key, ctx.incarnation), spec, job, ctx.name),
         baseline=resident(),
     )

@@ -17,8 +17,8 @@ from syncline.contract.version_path import VersionId
 from syncline.runtime import segments
 from syncline.runtime.ledger import Claim
 from syncline.runtime.service import ServiceContext
-from syncline.trainer.assembly import DEVICE, Parts, assemble, resident
-from syncline.trainer.waiting import BatchOverdue, DeviceOverdue, Waiting, what_is_missing
+from syncline.trainer.assembly import Parts, assemble, resident
+from syncline.trainer.waiting import BatchOverdue, Waiting, what_is_missing
 
 POLL = 0.05  # seconds between looks for a batch: the claim is one script
 IDLE = 1.0  # seconds between looks at an unchanged phase, in case its announcement was lost
@@ -66,7 +66,6 @@ class Trainer:
         self._saved = 0  # updates that the newest checkpoint contains
         self._expired = 0
         self._answered = 0  # newest Phase.seq that was answered
-        self._device = Waiting()
 
     # ---- phases -----------------------------------------------------------------------------------------
     def obey(self, phase: Phase) -> bool:
@@ -89,10 +88,9 @@ class Trainer:
     def _sleep(self, phase: Phase) -> None:
         engine = self.parts.engine
         self.waiting.stop()
-        self._device.stop()
         if engine.awake:
             engine.sleep()
-            self.parts.devices.release(DEVICE, self._holder)
+        self.parts.device.release()
         if phase.seq > self._answered:
             self._answered = phase.seq
             now, baseline = resident(), self.parts.baseline
@@ -103,7 +101,10 @@ class Trainer:
         began = time.monotonic()
         first = self.version is None
         if not self.parts.engine.awake:
-            if not self._take_device():
+            why = self.parts.device.take(phase.mode, self.parts.engine.memory)
+            self.wants_device = why != ""
+            self.ctx.ready(why == "", why)
+            if self.wants_device:
                 return False
             self.parts.engine.wake()
             if first:
@@ -120,28 +121,6 @@ class Trainer:
                 )
             )
         return True
-
-    @property
-    def _holder(self) -> str:
-        return f"{self.ctx.job}/{self.ctx.name}"
-
-    def _take_device(self) -> bool:
-        """Lease the engine's memory. False: others hold too much of it for now."""
-        spec, engine = self.parts.spec, self.parts.engine
-        budget = spec.device.memory_mb << 20
-        waited = self._device.go()
-        self.wants_device = not self.parts.devices.acquire(DEVICE, self._holder, engine.memory, budget)
-        if not self.wants_device:
-            self._device.stop()
-            self.ctx.ready(True)
-            return True
-        held = ", ".join(
-            f"{name} {lease.nbytes >> 20} MB" for name, lease in self.parts.devices.holders(DEVICE).items()
-        )
-        self.ctx.ready(False, f"waits for device: {engine.memory >> 20} of {budget >> 20} MB, held by {held}")
-        if waited > spec.limits.activation_wait:
-            raise DeviceOverdue(f"no memory of device {DEVICE} within {waited:.0f} s: held by {held}")
-        return False
 
     def _start(self, phase: Phase) -> None:
         """The first wake: where a dead trainer was, or the very beginning; then mint what is held."""

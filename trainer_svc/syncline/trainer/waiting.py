@@ -11,10 +11,6 @@ class BatchOverdue(RuntimeError):
     """No batch could be claimed within `limits.batch_wait`. The message says what is missing."""
 
 
-class DeviceOverdue(RuntimeError):
-    """The shared device had no memory free within `limits.activation_wait`. The message says who holds it."""
-
-
 class Waiting:
     """A stopwatch that starts when it is first asked."""
 
