@@ -130,8 +130,6 @@ def _unfit(t: Trajectory, spec: JobSpec, contract: str) -> str:
     cut = t.convention.top_p < 1 or t.convention.top_k > 0
     if t.convention.logprob == "processed" and cut:
         return "its log-probs are those of a cut distribution, and the cut is not recorded"
-    if t.segments[0].kind == "sampled":
-        return "its first token is sampled, and nothing predicts that one"
     return ""
 
 
