@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 
 import pytest
 from runtime.records import items, record, scored
+from runtime.server import own_server
+from waiting import wait_until
 
 from syncline.contract.streams import DEAD, GROUP_ROLLOUT, REWARDS, TRAJECTORIES, WORK
 from syncline.contract.token_path import Reward, decode, trajectory_id
@@ -367,3 +371,69 @@ def test_a_work_item_that_somebody_deleted_is_found_and_put_back(bus: Bus, job: 
     assert new is not None
     assert new.work_id == entry.id
     assert holds(ledger) == {"submitted": 2, "running": 2, "resubmitted": 1}
+
+
+def test_a_member_that_ends_before_its_reward_does_not_hold_up_its_group(bus: Bus, job: str) -> None:
+    ledger = ledger_of(bus, job)
+    ledger.submit(items(job, 0, 2), 2)
+    a, b = take(bus, job)
+    for name in (a, b):
+        ledger.begin(name, 1, "w0", V0)
+        ledger.publish(record(name, 1, V0), "0-1")
+    assert ledger.end(a, "filtered", "unreadable")
+    assert ledger.ready_groups() == 0
+    assert ledger.reward(scored(b))
+    claim = ledger.claim(1, 0)
+    assert claim is not None
+    assert (claim.groups[0].trajectories, claim.groups[0].missing) == ((b,), (a,))
+
+
+def test_beginning_again_under_an_older_version_moves_the_group_and_does_not_count_it_twice(
+    bus: Bus, job: str
+) -> None:
+    ledger = ledger_of(bus, job, batch=1, lag=1)
+    for group, version in enumerate((V0, V1, V1)):
+        ledger.submit(items(job, group, 2), 2)
+        assert ledger.begin(trajectory_id(job, group, 0), 1, "w0", version) == "go"
+    assert ledger.begin(trajectory_id(job, 1, 0), 1, "w0", V0) == "go"
+    assert [group.oldest for group in ledger.groups().values()] == [0, 0, 1]
+    assert ledger.begin(trajectory_id(job, 2, 0), 1, "w0", V0) == "wait"
+    assert [group.oldest for group in ledger.groups().values()] == [0, 0, 1]
+
+
+def test_a_killed_server_leaves_the_ledger_whole(job: str) -> None:
+    """Transitions from several threads while the server is killed and restarted: nothing lost, nothing twice.
+
+    `submit` and `reward` may answer False when their first reply was lost; their effect is there all the same.
+    """
+    with own_server() as server:
+        done: list[str] = []
+        buses = [Bus(server.url) for _ in range(4)]
+        ledgers = [ledger_of(bus, job, batch=1, lag=10_000, policy="mask_old_tokens") for bus in buses]
+
+        def carry(worker: int) -> None:
+            ledger = ledgers[worker]
+            for group in range(worker, 300, 3):
+                ledger.submit(items(job, group, 2), 2)
+                for name in (trajectory_id(job, group, index) for index in range(2)):
+                    assert ledger.begin(name, 1, "w0", V0) == "go"
+                    assert ledger.publish(record(name, 1, V0), "0-1") == "published"
+                    ledger.reward(scored(name))
+                    done.append(name)
+
+        threads = [threading.Thread(target=carry, args=(worker,)) for worker in range(3)]
+        for thread in threads:
+            thread.start()
+        for goal in (50, 250, 450):
+            wait_until(functools.partial(lambda n: len(done) >= n, goal), 60, "trajectories were rewarded")
+            server.kill()
+            server.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(done) == 600
+        assert sum(bus.reconnects for bus in buses) >= 3
+        sums = holds(ledgers[3])
+        assert (sums["submitted"], sums["buffered"], ledgers[3].ready_groups()) == (600, 600, 300)
+        records = [decode(entry.fields).trajectory for entry in buses[3].range(TRAJECTORIES.at(job))]
+        assert sorted(records) == sorted(done)
+        assert len(set(records)) == 600

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from syncline.contract.events import Heartbeat
-from syncline.contract.streams import DEVICES, LOCK
+from syncline.contract.streams import DEVICES, HEARTBEAT, LOCK
 from syncline.runtime.bus import Bus, Value, unpack
 
 SECONDS = 10.0  # a lease runs out this long after its last renewal
@@ -103,6 +103,8 @@ class Devices:
     """
 
     def __init__(self, bus: Bus, heartbeat: str, incarnation: str) -> None:
+        if not heartbeat.startswith(HEARTBEAT.at("x").removesuffix("x")):
+            raise ValueError(f"{heartbeat!r} is no heartbeat key: a waiter would take this holder for dead")
         self._bus = bus
         self._heartbeat, self._incarnation = heartbeat, incarnation
         self._acquire = bus.script(_ACQUIRE_DEVICE)

@@ -49,6 +49,7 @@ class ServiceContext:
         self._ready, self._why = False, "starting"
         self._ended = threading.Event()  # main has returned: beats and renewals may stop
         self._leases: list[Lease] = []
+        self._threads: list[threading.Thread] = []  # of the frame itself, joined before the bus closes
 
     @property
     def job(self) -> str:
@@ -85,7 +86,7 @@ class ServiceContext:
         lock = Lease(self.bus, f"{self.settings.job}/{name}" if self.settings.job else name, self.incarnation)
         lock.acquire(self.stopping)
         self._leases.append(lock)
-        self.thread(f"lease-{name}", lambda: lock.renew_until(self._ended))
+        self._threads.append(self.thread(f"lease-{name}", lambda: lock.renew_until(self._ended)))
         return lock
 
     def heartbeat(self) -> Heartbeat:
@@ -111,6 +112,9 @@ class ServiceContext:
         try:
             target()
         except Exception as error:  # noqa: BLE001 - the frame
+            if self._ended.is_set():  # main has returned and the bus is closing under the others
+                self.log.info("thread %s ended after main: %s", name, _story(error))
+                return
             fail(self, f"thread {name}: {_story(error)}", error)
             os._exit(1)  # a dead thread kills its process; the main thread may be anywhere
 
@@ -118,6 +122,7 @@ class ServiceContext:
         while not self._ended.is_set():
             self.bus.set(self.heartbeat_key, pack(self.heartbeat()), ttl=GONE)
             self._ended.wait(BEAT)
+        self.bus.delete(self.heartbeat_key)
 
 
 def run(service: str, main: Callable[[ServiceContext], None], own_port: bool = False) -> None:
@@ -135,14 +140,14 @@ def _run(service: str, main: Callable[[ServiceContext], None], own_port: bool = 
         _log_to_stderr(service, settings)
         bus = Bus(settings.redis_url)
         bus.require_safe_server()
+        context = ServiceContext(service, settings, bus)
+        health = _serve_health(context, 0 if own_port else settings.port or 0)
     except (ValueError, BusDown, UnsafeServer) as error:
-        print(f"{service}: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
+        print(f"{service}: {error}", file=sys.stderr)  # noqa: T201 - there may be no log yet
         return 1
-    context = ServiceContext(service, settings, bus)
     tracing.setup(service, context.name, settings.traces, settings.otlp)
     _listen(context)
-    health = _serve_health(context, 0 if own_port else settings.port or 0)
-    context.thread("heartbeat", context._beat)
+    context._threads.append(context.thread("heartbeat", context._beat))
     context.log.info("up: incarnation %s, pid %d, port %s", context.incarnation, os.getpid(), context.port)
     try:
         main(context)
@@ -198,9 +203,10 @@ def _leave(context: ServiceContext, health: ThreadingHTTPServer) -> None:
     context._ended.set()
     context.bus.deadline = LEAVING
     try:
+        for thread in context._threads:
+            thread.join(LEAVING)
         for lock in context._leases:
             lock.release()
-        context.bus.delete(context.heartbeat_key)
         tracing.shutdown()
     except Exception as error:  # noqa: BLE001 - the frame
         context.log.warning("while leaving: %s", error)
@@ -246,7 +252,10 @@ def _serve_health(context: ServiceContext, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             """Probes come each second: they are no news."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Health)
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Health)
+    except OSError as error:
+        raise ValueError(f"SYNCLINE_PORT {port} cannot be listened on: {error}") from None
     server.daemon_threads = True
     context.port = server.server_address[1]
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
