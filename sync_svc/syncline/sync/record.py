@@ -96,6 +96,8 @@ class Records:
         record = self._get(effect.version)
         if record is None or record.state not in OPEN:
             return
+        if effect.how == "superseded" and record.active is not None:
+            return  # an old minted message told again
         self.change(record)
         match effect.how:
             case "active":
