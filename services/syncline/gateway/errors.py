@@ -138,7 +138,8 @@ def _unreadable(_: Request, error: Exception) -> Response:
 
 def _unforeseen(_: Request, error: Exception) -> Response:
     """The server logs the traceback; the client learns that it was not his fault, and no more."""
-    return problem(Refusal(500, "internal-error", "the gateway failed; its log has the reason"))
+    detail = "the gateway failed; its log has the reason"
+    return problem(Refusal(500, "internal-error", detail, headers={"Connection": "close"}))  # as it then is
 
 
 def install(app: FastAPI) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-disable_created_metrics()  # a second series per counter that says when it was first used
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter that says when it was first used
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -89,7 +89,7 @@ class SamplePage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
-    """Trajectories by state. `holds`: the six states add up to `submitted`. `dead`: dead letters."""
+    """Trajectories by state. `holds`: the six states add up to `submitted`. `dead`: dead letters, None: forgotten."""
 
     submitted: int
     running: int
@@ -99,7 +99,7 @@ class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     expired: int
     holds: bool
-    dead: int
+    dead: int | None
 
 
 class WaitList(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from syncline.gateway.access import Gateway, Here, TheJob, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Refusal
 from syncline.gateway.records import JobRecord
+from syncline.gateway.reporter import evidence_of
 from syncline.gateway.shapes import VersionList, VersionView
 from syncline.gateway.version_lineage import from_spans, recorded, version_spans, version_view
 
@@ -49,11 +50,13 @@ def get_version(record: TheJob, here: Here, version: Name) -> Response:
 
 
 def known(here: Gateway, record: JobRecord) -> tuple[dict[VersionId, VersionRecord], VersionId | None]:
-    """Versions of the job and the latest published one; from spans where Redis has forgotten."""
+    """Versions of the job and the latest published one; as kept on disk, or from spans, where Redis has forgotten."""
     found, latest = recorded(here.bus, record.id)
     if found or record.recorded:
         return found, latest
-    told = from_spans(version_spans(here.settings.traces, record.id))
+    kept = evidence_of(here.bus, record)
+    told = {of.version: of for of in kept.versions} if kept else {}
+    told = told or from_spans(version_spans(here.settings.traces, record.id))
     published = [version for version, of in told.items() if of.published is not None]
     return told, max(published, default=None)
 

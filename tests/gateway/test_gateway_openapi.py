@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 import schemathesis
-from conftest import Server
 from hypothesis import HealthCheck, settings
+from left_behind import metrics, publish, row, write_update
 from schemathesis.checks import negative_data_rejection, positive_data_acceptance
-from test_jobs import metrics
-from test_lineage import publish, row, write_update
+from serving import Server
 
 from syncline.contract.streams import METRICS, VERSIONS
 from syncline.contract.version_path import VersionId, VersionRecord
@@ -57,7 +56,7 @@ BRIEF = settings(
 
 @SCHEMA.parametrize()
 @BRIEF
-def test_generated_requests_are_answered_as_documented(case: schemathesis.Case, server: Server) -> None:
+def test_generated_requests_are_answered_as_documented(case: schemathesis.Case[Any], server: Server) -> None:
     """A well-formed spec may still be one that cannot run (422), so acceptance is not demanded here."""
     case.call_and_validate(base_url=server.url, excluded_checks=[positive_data_acceptance], timeout=30)
 
@@ -65,7 +64,7 @@ def test_generated_requests_are_answered_as_documented(case: schemathesis.Case, 
 @SCHEMA.parametrize()
 @BRIEF
 def test_what_there_is_is_shown_as_documented(
-    case: schemathesis.Case, server: Server, ended: dict[str, str]
+    case: schemathesis.Case[Any], server: Server, ended: dict[str, str]
 ) -> None:
     """The same on a job that exists."""
     for name in case.path_parameters or {}:

@@ -9,13 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Server, problem
-from test_jobs import metrics
+from left_behind import metrics, minted, phase, sample
+from serving import Server, problem
 from waiting import wait_until
 
-from syncline.contract.events import LedgerSample, Minted, Phase
 from syncline.contract.streams import EVENTS, METRICS, PHASES, SAMPLES
-from syncline.contract.version_path import VersionId
 from syncline.gateway import access, events
 from syncline.runtime.bus import Bus
 
@@ -42,29 +40,6 @@ def listen(server: Server, job: str, last: str | None = None) -> Iterator[Sent]:
             elif line and not line.startswith(":"):
                 name, _, value = line.partition(": ")
                 fields[name] = value
-
-
-def minted(number: int) -> Minted:
-    return Minted(version=VersionId(0, number))
-
-
-def phase(seq: int) -> Phase:
-    return Phase(
-        seq=seq,
-        mode="colocated",
-        phase="sample",
-        rollout="awake",
-        trainer="asleep",
-        gate="open",
-        update=seq,
-        at=1.0,
-    )
-
-
-def sample(at: float) -> LedgerSample:
-    return LedgerSample(
-        submitted=1, running=1, buffered=0, trained=0, filtered=0, failed=0, expired=0, holds=True, at=at
-    )
 
 
 def a_whole_job(bus: Bus, job: str, updates: int) -> list[str]:

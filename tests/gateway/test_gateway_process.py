@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import SPEC
+from serving import SPEC
 from waiting import wait_until
 
 from syncline.contract.events import Heartbeat
@@ -57,7 +57,9 @@ def announced(runs: Path, process: subprocess.Popen[str]) -> str:
         found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
         return found if found and found["pid"] == process.pid else None
 
-    url = str(wait_until(said, 30, "gateway.json")["url"])
+    found = wait_until(said, 30, "gateway.json")
+    assert found is not None
+    url = str(found["url"])
     wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200, 20, "a ready gateway")
     return url
 
@@ -73,7 +75,9 @@ def test_it_serves_and_stops_with_a_stream_open(start: Start, settings: Settings
         told = unpack(raw, Heartbeat) if raw else None
         return told if told and told.ready and told.pid == process.pid else None
 
-    assert url.endswith(f":{wait_until(beat, 10, 'a ready heartbeat').port}")
+    ready = wait_until(beat, 10, "a ready heartbeat")
+    assert ready is not None
+    assert url.endswith(f":{ready.port}")
     lines: list[str] = []
 
     def watch() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from conftest import SPEC, Server, problem
+from serving import SPEC, Server, problem
 
 from syncline.contract.events import Request
 from syncline.contract.job import JobSpec
@@ -193,5 +193,5 @@ def test_twenty_at_once_are_one_job(server: Server) -> None:
 
 @pytest.mark.parametrize("key", ["", "a b", "x" * 256, "é"])
 def test_strange_keys_are_refused(server: Server, key: str) -> None:
-    answer = server.http.post("/v1/jobs", json=SPEC, headers={"idempotency-key": key.encode()})  # type: ignore[dict-item]
+    answer = server.http.post("/v1/jobs", json=SPEC, headers={b"idempotency-key": key.encode()})
     problem(answer, 400)

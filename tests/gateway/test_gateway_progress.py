@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
-from conftest import Server, problem
-from test_jobs import metrics
+from left_behind import metrics, phase
+from serving import Server, problem
 
 from syncline.contract.events import Heartbeat, Phase, WorkerStatus
-from syncline.contract.streams import COUNTS, DEAD, HEARTBEAT, METRICS, PHASES, WORKERS
-from syncline.contract.version_path import VersionId
+from syncline.contract.streams import COUNTS, DEAD, HEARTBEAT, KEYS, METRICS, PHASES, VERSIONS, WORKERS
+from syncline.contract.version_path import VersionId, VersionRecord
+from syncline.gateway import reporter
+from syncline.gateway.records import find
 from syncline.runtime.bus import pack
 
 
@@ -121,3 +124,35 @@ def test_an_unreadable_record_is_a_problem_that_names_it(server: Server) -> None
     server.bus.append(METRICS.at(job), {b"m": b"\xc1"})
     body = problem(server.http.get(f"/v1/jobs/{job}/metrics"), 500)
     assert METRICS.at(job) in body["detail"]
+
+
+def test_a_forgotten_job_tells_the_same_from_its_folder(server: Server) -> None:
+    job = server.submit()
+    for update in range(1, 6):
+        server.bus.append(METRICS.at(job), metrics(update))
+        server.bus.append(PHASES.at(job), phase(update))
+    version = VersionRecord(
+        version=VersionId(0, 5), parent=None, optimizer_step=5, contract="c", state="active", minted=1.0
+    )
+    server.bus.hset(VERSIONS.at(job), "0.5", msgspec.json.encode(version))
+    server.bus.hset(COUNTS.at(job), {"submitted": 3, "trained": 3})
+    server.set_state(job, "succeeded")
+    paths = ("metrics", "phases", "ledger", "ledger/samples", "versions")
+    before = {path: server.http.get(f"/v1/jobs/{job}/{path}").json() for path in paths}
+    record = find(server.bus, server.settings, job)
+    assert record is not None
+    (record.folder).mkdir()
+    (record.folder / "spec.json").write_text(record.spec.canonical())
+    reporter.write(record.folder, reporter.gather(server.bus, record))
+    server.bus.delete(*(key.at(job) for key in KEYS if key.scope == "job"))
+    assert server.http.get(f"/v1/jobs/{job}").json()["recorded"] is False
+    after = {path: server.http.get(f"/v1/jobs/{job}/{path}").json() for path in paths}
+    before["ledger"]["dead"] = None
+    before["versions"]["latest"] = None  # nothing was published
+    assert after == before
+    first = server.http.get(f"/v1/jobs/{job}/metrics", params={"limit": 2}).json()
+    second = server.http.get(f"/v1/jobs/{job}/metrics", params={"limit": 3, "after": first["next"]}).json()
+    assert [m["update"] for m in first["items"] + second["items"]] == [1, 2, 3, 4, 5]
+    assert second["next"] is None
+    problem(server.http.get(f"/v1/jobs/{job}/metrics", params={"after": "x"}), 422)
+    problem(server.http.get(f"/v1/jobs/{job}/workers"), 410)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from conftest import SPEC, Server, problem
+from serving import SPEC, Server, problem
 
 from syncline.gateway.app import create_app
 from syncline.runtime.bus import Bus

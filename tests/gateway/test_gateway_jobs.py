@@ -8,49 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SPEC, Server, problem
+from left_behind import metrics
+from serving import SPEC, Server, problem
 
-from syncline.contract.events import Phase, Request, UpdateMetrics, Wait
+from syncline.contract.events import Phase, Request, Wait
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import JOB, METRICS, PHASE, REQUESTS
 from syncline.runtime.bus import pack, unpack
 
 ABSENT = "j" + "0" * 10
-
-
-def metrics(update: int, **changes: Any) -> UpdateMetrics:
-    """One update's metrics."""
-    said: dict[str, Any] = {
-        "update": update,
-        "epoch": 0,
-        "mode": "colocated",
-        "groups": 8,
-        "trajectories": 64,
-        "tokens": 900,
-        "reward": 0.25,
-        "unscored": 0,
-        "lag_max": 1,
-        "lag_mean": 0.5,
-        "lag_counts": {"0": 32, "1": 32},
-        "loss": 0.1,
-        "grad_norm": 1.0,
-        "entropy": 2.0,
-        "ratio_mean": 1.0,
-        "clip_fraction": 0.0,
-        "gap_mean": 0.001,
-        "gap_max": 0.01,
-        "same_version_gap": 0.0001,
-        "kl": None,
-        "response_mean": 14.0,
-        "masked_tokens": 0,
-        "expired": 0,
-        "waited": 0.1,
-        "seconds": 0.2,
-        "non_finite": 0,
-        "skipped": False,
-        "at": 1_788_000_000.0,
-    }
-    return UpdateMetrics(**{**said, **changes})
 
 
 def verbs(server: Server, job: str) -> list[tuple[str, str | None]]:
