@@ -165,8 +165,8 @@ Effect = Order | Reached | Ended | Refused
 
 # ---- looking at and changing one part ----
 def latest(state: State) -> Offer | None:
-    """The offer that workers are to be brought to: the newest published one that has not failed."""
-    good = [offer for offer in state.offers.values() if offer.ended != "failed"]
+    """The offer that workers are to be brought to: the newest one, or if that failed the last active one."""
+    good = [offer for offer in state.offers.values() if offer.ended in ("", "active")]
     return max(good, key=lambda offer: offer.version) if good else None
 
 
