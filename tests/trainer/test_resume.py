@@ -12,7 +12,7 @@ from waiting import wait_until
 from world import InProcess, Killed, Process, World, spec_of
 
 from syncline.contract import events
-from syncline.contract.streams import REWARDS, TRAJECTORIES
+from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, READY, REWARDS, TRAJECTORIES
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments
 from syncline.runtime.ledger import Ledger
@@ -225,3 +225,39 @@ def test_another_spec_s_checkpoint_stops_the_job(redis_url: str, job: str, tmp_p
     wait_until(lambda: second.error, 20, "the refusal")
     with pytest.raises(ValueError, match="update-000005 belongs to spec"):
         second.stop()
+
+
+LEDGER = (ENTRIES, COUNTS, GROUPS, READY, CLAIMS, REWARDS)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_ledger_that_lost_its_last_second_trains_nothing_twice(
+    redis_url: str, job: str, tmp_path: Path, uninterrupted: str, restart: bool
+) -> None:
+    world = World(redis_url, job, tmp_path, SPEC)
+    world.order("train", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    world.feed(2)
+    before = {key.at(job): world.bus.many([("DUMP", key.at(job))])[0] for key in LEDGER}
+    world.order("flow", "awake")
+    world.await_version(VersionId(0, 1))
+    stopped = world.order("sync", "awake")
+    wait_until(
+        lambda: any(isinstance(e, events.Woke) and e.seq == stopped for e in world.events()), 20, "a halt"
+    )
+    if restart:
+        trainer.stop()
+    for key, dump in before.items():
+        world.bus.delete(key)
+        if dump is not None:
+            world.bus.many([("RESTORE", key, 0, dump)])
+    assert world.ledger.counts()["trained"] == 0
+    if restart:
+        trainer = InProcess(world)
+        world.await_version(VersionId(1, 1))
+    world.order("flow", "awake")
+    epoch = 1 if restart else 0
+    go_on(world, VersionId(epoch, 1), 1)
+    trainer.stop()
+    check(world, epoch, uninterrupted)

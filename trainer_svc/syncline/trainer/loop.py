@@ -18,10 +18,13 @@ from syncline.runtime import segments
 from syncline.runtime.ledger import Claim
 from syncline.runtime.service import ServiceContext
 from syncline.trainer.assembly import Parts, assemble, resident
+from syncline.trainer.updating import Update
 from syncline.trainer.waiting import BatchOverdue, Waiting, what_is_missing
 
 POLL = 0.05  # seconds between looks for a batch: the claim is one script
 IDLE = 1.0  # seconds between looks at an unchanged phase, in case its announcement was lost
+
+REMEMBERED = 32  # updates whose trajectories are recognised if a Redis that was rolled back offers them again
 
 
 def main(ctx: ServiceContext) -> None:
@@ -66,6 +69,8 @@ class Trainer:
         self._saved = 0  # updates that the newest checkpoint contains
         self._expired = 0
         self._answered = 0  # newest Phase.seq that was answered
+        self._made: dict[str, int] = {}  # trajectory -> update, of the last `REMEMBERED` updates
+        self._segments = parts.folder / "segments"
 
     # ---- phases -----------------------------------------------------------------------------------------
     def obey(self, phase: Phase) -> bool:
@@ -130,6 +135,8 @@ class Trainer:
         )
         last = resumed.repeated[-1] if resumed.repeated else None
         self._owed, self._saved = list(resumed.owed), resumed.checkpoint
+        for made in resumed.repeated:
+            self._remember(made)
         trace = parts.mint.mint(
             parts.engine,
             resumed.version,
@@ -156,14 +163,24 @@ class Trainer:
         if claim is None and waited > self.parts.spec.limits.batch_wait:
             missing = what_is_missing(self.parts.ledger, number)
             raise BatchOverdue(f"no batch for update {number + 1} within {waited:.0f} s: {missing}")
+        if claim is not None and (again := self._made_before(claim)):
+            self.ctx.log.error("Redis forgot that updates %s were made; telling it again", again)
+            self.parts.ledger.unclaim(claim.update)
+            for update in again:
+                self.parts.updating.settle(segments.read(segments.segment_path(self._segments, update)))
+            return None
         return claim
+
+    def _made_before(self, claim: Claim) -> list[int]:
+        """Updates that trained one of these trajectories already: a rolled-back ledger offers them once more."""
+        return sorted({self._made[id] for id in claim.trajectories if id in self._made})
 
     def update(self, claim: Claim, phase: Phase) -> None:
         """From the claim to the minted version, and a checkpoint when one is due."""
         assert self.version is not None
         parts, waited = self.parts, self.waiting.stop()
         segment = parts.intake.segment(claim, self.version)
-        segments.write(parts.folder / "segments", segment)
+        segments.write(self._segments, segment)
         made = parts.updating.make(segment, self.version.epoch)
         parts.updating.tell_scored(made)
         minted = VersionId(self.version.epoch, claim.update)
@@ -174,7 +191,13 @@ class Trainer:
             self.ctx.log.error("update %d skipped: %s", claim.update, ", ".join(made.result.non_finite))
         self.version, self._spent, self._expired = minted, phase.phase == "train", 0
         self._owed += made.trajectories
+        self._remember(made)
         self._save_if_due()
+
+    def _remember(self, made: Update) -> None:
+        self._made |= dict.fromkeys(made.trajectories, made.segment.update)
+        oldest = made.segment.update - REMEMBERED
+        self._made = {id: update for id, update in self._made.items() if update > oldest}
 
     def _save_if_due(self) -> None:
         """A checkpoint every so many updates and after the last, which also ends the job's training."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from syncline.contract.events import Mode
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments
-from syncline.runtime.ledger import Claim, Ledger
+from syncline.runtime.ledger import Ledger
 from syncline.runtime.segments import Segment
 from syncline.trainer.checkpoint import Checkpoints, next_epoch
 from syncline.trainer.engine import TrainerEngine
@@ -115,14 +115,12 @@ class Resume:
     def _settle(self, since: int, number: int, spec_hash: str, contract: str) -> None:
         """What the checkpoint contains is trained and needs no record any more, whatever was told of it."""
         there = set(segments.updates(self._folder / "segments"))
-        claims: dict[int, Claim] = self._ledger.claims()
         for update in range(since + 1, number + 1):
             if update not in there:
                 raise WrongSegment(f"the segment of update {update} is gone, a checkpoint holds its effect")
-            ids = [row.trajectory.trajectory for row in self._read(update, spec_hash, contract).rows]
-            if update in claims:
-                self._ledger.trained(update, ids)
-            self._ledger.forget(ids)
+            segment = self._read(update, spec_hash, contract)
+            self._updating.settle(segment)
+            self._ledger.forget([row.trajectory.trajectory for row in segment.rows])
 
     def _read(self, update: int, spec_hash: str, contract: str) -> Segment:
         path = segments.segment_path(self._folder / "segments", update)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,18 @@ from syncline.contract.token_path import ADMITTED, SCORED, TRAINED
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments, tracing
 from syncline.runtime.bus import Bus, unpack
-from syncline.runtime.ledger import Ledger
+from syncline.runtime.ledger import Ledger, LedgerBroken
 from syncline.runtime.segments import Scores, Segment
 from syncline.trainer.batch import samples_of
 from syncline.trainer.engine import StepResult, TrainerEngine
 from syncline.trainer.intake import Intake
 from syncline.trainer.metrics import mean_abs, metrics_of, scores_of
+
+_LOG = logging.getLogger(__name__)
+
+
+class LedgerRolledBack(RuntimeError):
+    """Redis came back without an update that is on disk, and what it holds now cannot be made to agree."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,6 @@ class Updating:
         knows.
         """
         admitted, began = time.time(), time.monotonic()
-        self._intake.end_unused(segment)
         result = self._engine.step(samples_of(segment.rows), segment.update)
         seconds = time.monotonic() - began
         minted = VersionId(epoch, segment.update)
@@ -71,8 +77,35 @@ class Updating:
         path = segments.scores_path(self._folder, segment.update)
         if not path.is_file():
             segments.write_scores(self._folder, scores)
-        self._ledger.trained(segment.update, [row.trajectory.trajectory for row in segment.rows])
+        self.settle(segment)
         return Update(segment, result, scores, admitted, seconds)
+
+    def settle(self, segment: Segment) -> None:
+        """Tell the ledger what the segment decided. It holds afterwards, whatever Redis was told before.
+
+        A Redis that died may have come back without its last second: the claim is then made once more, and
+        must be of the same trajectories. Raises `LedgerRolledBack` if it is not.
+        """
+        ids = [row.trajectory.trajectory for row in segment.rows]
+        self._intake.end_unused(segment)
+        try:
+            self._ledger.trained(segment.update, ids)
+        except LedgerBroken as error:
+            _LOG.warning("the ledger has forgotten update %d: %s", segment.update, error)
+            self._claim_again(segment, ids)
+            self._intake.end_unused(segment)
+            self._ledger.trained(segment.update, ids)
+
+    def _claim_again(self, segment: Segment, trained: list[str]) -> None:
+        claim = self._ledger.claim(segment.update, segment.base.number)
+        living = set() if claim is None else set(claim.trajectories)
+        whole = {row.trajectory.trajectory for row in segment.members} | segment.lost.keys()
+        if not set(trained) <= living <= whole:
+            self._ledger.unclaim(segment.update)
+            raise LedgerRolledBack(
+                f"update {segment.update} is on disk, and the ledger came back without it: it would now claim "
+                f"{sorted(living - whole) or 'nothing'} for it"
+            )
 
     def _refuse(self, segment: Segment, result: StepResult) -> Segment:
         """The step was skipped: nothing was trained, and the segment says so before the ledger does."""
@@ -89,7 +122,6 @@ class Updating:
         )
         refused = msgspec.structs.replace(segment, members=members)
         segments.write(self._folder, refused)
-        self._intake.end_unused(refused)
         return refused
 
     # ---- telling ----------------------------------------------------------------------------------------
