@@ -24,7 +24,9 @@ class Server:
 
     def __init__(self, settings: Settings, bus: Bus) -> None:
         self.settings, self.bus = settings, bus
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen(128)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.app = create_app(settings, bus)
         self._uvicorn = uvicorn.Server(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,11 @@ def test_it_serves_and_stops_with_a_stream_open(start: Start, settings: Settings
     watcher = threading.Thread(target=watch)
     watcher.start()
     wait_until(lambda: "streams 1.0" in httpx.get(f"{url}/metrics").text, 10, "an open stream")
+    with httpx.Client(base_url=url) as http:  # one connection: no delay between its requests
+        began = time.monotonic()
+        for _ in range(20):
+            assert http.get(f"/v1/jobs/{job}").status_code == 200
+        assert time.monotonic() - began < 20 * 0.03
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 0
     watcher.join(15)

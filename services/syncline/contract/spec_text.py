@@ -22,6 +22,7 @@ from syncline.contract.spec_problems import MOST, explain
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
+MAX_VALUES = 10_000
 MAX_TABLES = 1000  # headers in TOML, whose parser is slow at them
 
 
@@ -78,6 +79,8 @@ def parse_toml(text: str | bytes) -> JobSpec:
 
 def _checked(loaded: Any) -> JobSpec:
     """Structure first, then combinations: a spec of the wrong shape has no combinations to speak of."""
+    if _many(loaded):
+        raise SpecError([Problem(path="", message=f"has more than {MAX_VALUES} values")])
     if not isinstance(loaded, dict):
         raise SpecError(
             [Problem(path="", message="a job spec is a table of keys", hint="such as name, model, task")]
@@ -90,6 +93,17 @@ def _checked(loaded: Any) -> JobSpec:
     if found:
         raise SpecError(found)
     return spec
+
+
+def _many(loaded: Any) -> bool:
+    """Whether there are more than `MAX_VALUES` values; no more than that are looked at."""
+    waiting, seen = [loaded], 0
+    while waiting and seen <= MAX_VALUES:
+        value = waiting.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        seen += len(inner)
+        waiting.extend(inner)
+    return seen > MAX_VALUES
 
 
 # ---- before parsing ----------------------------------------------------------------------------------------
