@@ -81,9 +81,8 @@ def show_report(client: Client, job: str) -> None:
     say(f"  modes         {modes or '-'}")
     say(f"  lag           at most {short(lag['max'])}, mean {short(lag['mean'])}, bound {lag['bound']}")
     say("  trajectories  " + ", ".join(f"{count} {state}" for state, count in ledger.items() if count))
-    say(
-        f"  lost          {s['lost']}, repeated {s['repeated']}, law broken {s['conservation_violations']} times"
-    )
+    broken = s["conservation_violations"]
+    say(f"  lost          {s['lost']}, repeated {s['repeated']}, conservation violations {broken}")
     say(f"  versions      {s['versions']['minted']} minted, {s['versions']['active']} active")
     say(f"  log-prob gap  {short(s['mismatch'])} at lag 0")
     say(f"  seconds       {short(s['seconds']['setup'])} set-up, {short(s['seconds']['training'])} training")

@@ -122,6 +122,9 @@ class Supervisor:
         return any(view.state == "stopping" for view in self._launcher.observe().processes.values())
 
     def _await_redis(self) -> None:
+        end = time.monotonic() + REDIS_START
+        while self._socket is not None and not self._socket.exists() and time.monotonic() < end:
+            time.sleep(0.02)
         bus = Bus(self._redis_url, deadline=REDIS_START)
         try:
             bus.ping()

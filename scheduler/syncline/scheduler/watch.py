@@ -145,9 +145,8 @@ def _interrupts(client: Client, job: str, cancel: bool) -> Iterator[threading.Ev
 
 # ---- a snapshot as text ------------------------------------------------------------------------------------
 def line(s: Snapshot) -> str:
-    """What makes news in plain output: state, mode, updates made, versions active. Figures ride along."""
-    versions = " ".join(f"{w['worker']}={w['version'] or '-'}" for w in s.workers)
-    return f"{s.job['state']} {s.job['mode']} {s.job['update']} {versions}"
+    """What makes news in plain output: state, mode, updates made. Figures ride along."""
+    return f"{s.job['state']} {s.job['mode']} {s.job['update']}"
 
 
 def full_line(s: Snapshot) -> str:
