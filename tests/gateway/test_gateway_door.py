@@ -187,7 +187,7 @@ def test_a_client_that_stops_speaking_is_let_go(server: Server, monkeypatch: pyt
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as speaker:
         speaker.sendall(
-            b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+            b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
         )
         said = speaker.recv(4096)
     assert b" 408 " in said.split(b"\r\n")[0]
@@ -214,3 +214,27 @@ def test_spec_examples_are_taken(server: Server, tmp_path: Path) -> None:
             answer = server.http.post("/v1/jobs", content=body, headers={"content-type": kind})
         assert answer.status_code == 201, answer.text
     assert SPEC["model"]["name"] == "tiny"
+
+
+# ---- without a token, a strange web page gets nothing -------------------------------------------------------
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "127.evil", "", "[::2]", "[", "]", "a b"],
+)
+def test_a_name_that_only_resolves_here_is_refused(server: Server, host: str) -> None:
+    problem(server.http.get("/v1/jobs", headers={"host": host}), 403)
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "127.1.2.3:9", "[::1]:8080"])
+def test_this_machine_has_several_names(server: Server, host: str) -> None:
+    assert server.http.get("/v1/jobs", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://[", "http://localhost:1", "http://127.0.0.1"]
+)
+def test_a_strange_page_cannot_post_blindly(server: Server, origin: str) -> None:
+    job = server.submit()
+    problem(server.http.post(f"/v1/jobs/{job}/cancel", headers={"origin": origin}), 403)
+    own = server.http.post(f"/v1/jobs/{job}/cancel", headers={"origin": server.url})
+    assert own.status_code == 202

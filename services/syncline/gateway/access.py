@@ -15,6 +15,7 @@ from syncline.gateway.records import JobRecord, find
 from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
 
+MOST_ENTRIES = 500  # of one page
 MAX_STREAMS = 64  # event streams served at once; each holds a thread while it waits
 JOB_ID = re.compile(r"j[0-9a-f]{10}")
 
@@ -67,7 +68,7 @@ JobId = Annotated[
     str,
     Path(description="job id", examples=["j0123456789"], json_schema_extra={"pattern": "^j[0-9a-f]{10}$"}),
 ]
-Limit = Annotated[int, Query(ge=1, le=500, description="entries per page")]
+Limit = Annotated[int, Query(ge=1, le=MOST_ENTRIES, description="entries per page")]
 
 
 def job_record(job: JobId, here: Here) -> JobRecord:

@@ -7,16 +7,22 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from syncline.contract.spec_text import MAX_BYTES, MAX_DEPTH, MAX_TABLES, MAX_VALUES
 from syncline.gateway import errors, events, jobs, page, progress, reports, system, trajectories, versions
-from syncline.gateway.access import Gateway
+from syncline.gateway.access import MAX_STREAMS, MOST_ENTRIES, Gateway
 from syncline.gateway.answers import components
-from syncline.gateway.door import Door
+from syncline.gateway.door import BODY_SECONDS, Door
 from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
 
 _LOOPBACK = ("127.", "localhost", "::1")
 _TITLE, _VERSION = "syncline", "1"
-_SAYS = "Jobs go in; jobs, versions and each token's path come out."
+_SAYS = f"""Jobs go in; jobs, versions and each token's path come out.
+
+Limits: a body has at most {MAX_BYTES} bytes and is complete within {BODY_SECONDS:g} s; a spec nests at most
+{MAX_DEPTH} deep, has at most {MAX_VALUES} values and, as TOML, {MAX_TABLES} tables; a page has at most {MOST_ENTRIES}
+entries; {MAX_STREAMS} event streams are served at once. Errors are problem+json (RFC 9457).
+"""
 
 
 def create_app(settings: Settings, bus: Bus) -> FastAPI:
@@ -37,7 +43,7 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
         app.include_router(part.router)
     app.state.routes = [*app.routes, *(route for part in parts for route in part.router.routes)]
     errors.install(app)
-    app.add_middleware(Door, token=settings.token, numbers=gateway.numbers)
+    app.add_middleware(Door, token=settings.token, host=settings.host, numbers=gateway.numbers)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

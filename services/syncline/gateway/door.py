@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,8 +23,9 @@ OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})  # the bare page, and what 
 class Door:
     """ASGI middleware. A body is read whole here, within `MAX_BYTES`, so nothing behind it can be flooded."""
 
-    def __init__(self, app: ASGIApp, token: str | None, numbers: Numbers) -> None:
+    def __init__(self, app: ASGIApp, token: str | None, host: str, numbers: Numbers) -> None:
         self._app = app
+        self._host = host
         self._token = None if token is None else f"Bearer {token}".encode()
         self._numbers = numbers
 
@@ -48,13 +50,47 @@ class Door:
         await self._app(scope, _replayed(body, receive), counted)
 
     def _allowed(self, scope: Scope) -> None:
-        if self._token is None or scope["path"] in OPEN_PATHS:
+        """Raises `Refusal` 401 without the token; where there is none, 403 for what a strange web page sent.
+
+        A page in a browser on this machine can reach a gateway that asks for no token: by a name of its own
+        that resolves to this machine (the Host header tells), or by posting blindly (the Origin header tells).
+        """
+        if self._token is None:
+            host, origin = _header(scope, b"host"), _header(scope, b"origin")
+            if not _is_here(host, self._host) or (origin and _netloc(origin) != host):
+                raise Refusal(
+                    403, "forbidden", "without a token, only this machine's own pages and programs may ask"
+                )
+            return
+        if scope["path"] in OPEN_PATHS:
             return
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1 or not hmac.compare_digest(given[0], self._token):
             raise Refusal(
                 401, "unauthorized", "a valid bearer token is needed", headers={"WWW-Authenticate": "Bearer"}
             )
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def _is_here(host: str, bound: str) -> bool:
+    """Whether a Host header names this machine by loopback, or by the address that the gateway is bound to."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return name in ("localhost", "::1", bound) or (
+        name.startswith("127.") and name.replace(".", "").isdigit()
+    )
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 async def _whole_body(scope: Scope, receive: Receive) -> bytes:
