@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,7 @@ class World:
             max_attempts=spec.limits.attempts,
         )
         self.processes: list[subprocess.Popen[bytes]] = []
+        self._starts: Counter[str] = Counter()
         self._phase = self._order = -1
         self._groups = 0
 
@@ -77,6 +79,7 @@ class World:
         with (self.logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen([sys.executable, "-m", "syncline.rollout"], env=environ, stderr=log)
         self.processes.append(process)
+        self._starts[name] += 1
         return process
 
     def log(self, name: str = "w0") -> str:
@@ -196,9 +199,20 @@ class World:
         assert ack is not None
         return ack
 
+    def joined(self, name: str = "w0") -> None:
+        """Wait until the newest process of this name has asked for a version."""
+
+        def asked() -> bool:
+            processes = {a.incarnation for a in self.acks() if a.kind == "joined" and a.worker == name}
+            return len(processes) >= self._starts[name]
+
+        wait_until(asked, SECONDS, f"{name} joins")
+
     def install(self, number: int, *workers: str) -> None:
         """Stage and commit version 0.`number` on these workers (default: w0)."""
         names = workers or ("w0",)
+        for name in names:  # orders given before a process reads them are not for it
+            self.joined(name)
         staged = self.order("stage", number, workers=names)
         for name in names:
             self.ack("verified", staged, name)
