@@ -66,6 +66,10 @@ __all__ = [
 ]
 
 
+_PUBLISH_RECORDS = 128  # and bytes, that one transaction takes at most: others wait for it meanwhile
+_PUBLISH_BYTES = 4 << 20
+
+
 class Ledger(LedgerView):
     """The ledger of one job. All processes of a job give the same batch, lag and policy.
 
@@ -118,21 +122,29 @@ class Ledger(LedgerView):
         return self.publish_many([(trajectory, work_id)])[0]
 
     def publish_many(self, records: Sequence[tuple[Trajectory, str]]) -> list[Literal["published", "fenced"]]:
-        """`publish` for several (record, work item id) in one round trip; each is atomic by itself."""
-        calls: list[tuple[Sequence[str], Sequence[Value]]] = []
-        for record, _ in records:
-            begun = record.oldest
-            args: list[Value] = [record.trajectory, record.attempt, begun.number, begun.epoch]
-            calls.append((self._keys, [*args, *(part for pair in encode(record).items() for part in pair)]))
+        """`publish` for several (record, work item id): few round trips, each of which is one transaction."""
         answers: list[Literal["published", "fenced"]] = []
-        for (record, _), reply in zip(records, self._bus.script_many(lua.PUBLISH, calls), strict=True):
-            answer = reply.decode()
-            if answer not in ("published", "fenced"):
-                raise StampMismatch(
-                    f"trajectory {record.trajectory} attempt {record.attempt}: its oldest span says version "
-                    f"{record.oldest}, the ledger let it begin under {answer}"
-                )
-            answers.append(answer)
+        args: list[Value] = []
+        size, refused = 0, ""
+        for n, (record, _) in enumerate(records, start=1):
+            flat = [part for pair in encode(record).items() for part in pair]
+            begun = record.oldest
+            args += [record.trajectory, record.attempt, begun.number, begun.epoch, len(flat), *flat]
+            size += sum(map(len, flat))
+            if size < _PUBLISH_BYTES and n % _PUBLISH_RECORDS and n < len(records):
+                continue
+            for reply in self._run(lua.PUBLISH, args):
+                answer = reply.decode()
+                if answer not in ("published", "fenced"):
+                    record = records[len(answers)][0]
+                    refused = refused or (
+                        f"trajectory {record.trajectory} attempt {record.attempt}: its oldest span says version "
+                        f"{record.oldest}, the ledger let it begin under {answer}"
+                    )
+                answers.append(answer)
+            args, size = [], 0
+        if refused:
+            raise StampMismatch(refused)
         return answers
 
     def retry(self, trajectory: str, work_id: str, why: str) -> int | None:

@@ -25,11 +25,11 @@ for i = 1, #flat, 2 do
   g[PHASE], g[CLAIM] = 'claimed', update
   keep_group(name, g)
   call('ZREM', READY, flat[i])
-  local living, ended = {}, {}
-  for index = 0, g[SIZE] - 1 do
-    local id = member(name, index)
-    local list = entry_of(id)[STATE] == 'buffered' and living or ended
-    list[#list + 1] = id
+  local ids, living, ended = {}, {}, {}
+  for index = 0, g[SIZE] - 1 do ids[index + 1] = member(name, index) end
+  for i, e in ipairs(entries_of(ids)) do
+    local list = e[STATE] == 'buffered' and living or ended
+    list[#list + 1] = ids[i]
   end
   groups[#groups + 1] = {name, living, ended}
 end

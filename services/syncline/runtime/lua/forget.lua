@@ -1,18 +1,15 @@
 -- ARGV: trajectories. Removes records and rewards of ended ones; nil, or a story that breaks the law.
-local found = {}
-for i, id in ipairs(ARGV) do
-  local e = entry_of(id)
-  if e and (e[STATE] == 'running' or e[STATE] == 'buffered') then return id .. ' is ' .. e[STATE] end
-  found[i] = e
-end
-for i, id in ipairs(ARGV) do
-  local e = found[i]
+local records, kept = {}, {}
+for i, e in ipairs(entries_of(ARGV)) do
+  if e and (e[STATE] == 'running' or e[STATE] == 'buffered') then return ARGV[i] .. ' is ' .. e[STATE] end
   if e and e[RECORD] ~= '' then
-    call('XACK', RECORDS, 'trainer', e[RECORD])
-    call('XDEL', RECORDS, e[RECORD])
+    records[#records + 1] = e[RECORD]
     e[RECORD] = ''
-    keep(id, e)
+    kept[#kept + 1], kept[#kept + 2] = ARGV[i], pack(e)
   end
-  call('HDEL', REWARDS, id)
 end
+each('XACK', RECORDS, records, 'trainer')
+each('XDEL', RECORDS, records)
+each('HSET', ENTRIES, kept)
+each('HDEL', REWARDS, ARGV)
 return false

@@ -10,3 +10,25 @@ local function entry_of(id)
 end
 local function keep(id, e) call('HSET', ENTRIES, id, pack(e)) end
 local function count(name, by) call('HINCRBY', COUNTS, name, by) end
+
+-- Calls `command` with `first` and the list, in pieces that fit the Lua stack (pieces hold whole pairs).
+local function each(command, first, list, second)
+  for i = 1, #list, 2000 do
+    local last = math.min(i + 1999, #list)
+    if second then
+      call(command, first, second, unpack(list, i, last))
+    else
+      call(command, first, unpack(list, i, last))
+    end
+  end
+end
+-- Entries of many trajectories, false where there is none.
+local function entries_of(ids)
+  local found = {}
+  for i = 1, #ids, 2000 do
+    for _, raw in ipairs(call('HMGET', ENTRIES, unpack(ids, i, math.min(i + 1999, #ids)))) do
+      found[#found + 1] = raw and unpack_(raw)
+    end
+  end
+  return found
+end

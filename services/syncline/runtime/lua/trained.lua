@@ -12,32 +12,30 @@ if not raw then
   return false
 end
 local groups = unpack_(raw)[3]
-local asked, left, entries, lost = {}, #ARGV - 1, {}, 0
+local asked, kept, lost = {}, {}, 0
 for i = 2, #ARGV do asked[ARGV[i]] = true end
 for _, claimed in ipairs(groups) do
-  local any = false
-  for _, id in ipairs(claimed[2]) do
-    local e = entry_of(id)
+  local before = #kept
+  for i, e in ipairs(entries_of(claimed[2])) do
+    local id = claimed[2][i]
     if e[STATE] == 'buffered' and not asked[id] then
       return id .. ' is claimed and neither trained nor ended'
     end
     if e[STATE] ~= 'buffered' and asked[id] then return id .. ' has ended as ' .. e[STATE] end
     if asked[id] then
-      entries[#entries + 1] = {id, e}
-      any = true
+      e[STATE], e[UPDATE] = 'trained', update
+      kept[#kept + 1], kept[#kept + 2] = id, pack(e)
     end
   end
-  if not any then lost = lost + 1 end
+  if #kept == before then lost = lost + 1 end
 end
-if #entries ~= left then return 'some of the trajectories are not claimed for it, or named twice' end
-for _, pair in ipairs(entries) do
-  pair[2][STATE], pair[2][UPDATE] = 'trained', update
-  keep(pair[1], pair[2])
-end
+local trained = #ARGV - 1
+if #kept ~= 2 * trained then return 'some of the trajectories are not claimed for it, or named twice' end
+each('HSET', ENTRIES, kept)
 for _, claimed in ipairs(groups) do call('HDEL', GROUPS, claimed[1]) end
 call('HDEL', CLAIMS, ARGV[1])
-count('buffered', -#entries)
-count('trained', #entries)
+count('buffered', -trained)
+count('trained', trained)
 count('claimed', -#groups)
 if lost > 0 then count('groups_lost', lost) end
 return false
