@@ -8,6 +8,8 @@ traceparent string.
 
 from __future__ import annotations
 
+# imported before any provider is made: fork hooks run in order, and a provider's takes a lock that this one's resets
+import concurrent.futures.thread  # noqa: F401
 import logging
 import os
 import sqlite3
