@@ -169,7 +169,7 @@ class World:
 
     def view(self) -> Any:
         states = [g.state for g in self.groups]
-        return self.on.observe.LedgerView(
+        return self.on.observe.Seen(
             in_flight=self.in_flight(),
             ready=states.count("ready"),
             claimable=self.claim() is not None,

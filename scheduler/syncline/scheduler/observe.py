@@ -6,14 +6,17 @@ lost with a killed scheduler is simply seen again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from syncline.contract import events as e
 from syncline.contract import lag
-from syncline.scheduler.stages import State, heard
+from syncline.runtime.ledger_shapes import LedgerEntry, OpenGroup
+from syncline.scheduler.stages import TRAINER, State, heard
 
 
-class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger as the scheduler sees it at one moment. All counts are of groups but `in_flight`."""
 
     in_flight: int  # trajectories begun and not published, or published and not rewarded
@@ -25,7 +28,7 @@ class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     updates_claimed: int  # updates for which a batch was claimed, made or not
 
 
-def ledger_events(state: State, view: LedgerView) -> list[e.Event]:
+def ledger_events(state: State, view: Seen) -> list[e.Event]:
     """The events that `view` calls for and that `state` does not know of yet."""
     found: list[e.Event] = []
     if state.stage in ("sample", "drain") and view.claimable and not state.batch:
@@ -33,12 +36,13 @@ def ledger_events(state: State, view: LedgerView) -> list[e.Event]:
     if state.stage == "drain" and view.in_flight == 0 and heard(state) and not state.drained:
         found.append(e.Drained(seq=state.seq))
     more = state.minted is not None and state.minted.number < state.updates
-    if state.stage == "train" and more and not view.claimed and not view.claimable:
+    trains = state.stage == "train" and state.engines[TRAINER].woke >= state.trainer_since
+    if trains and more and not view.claimed and not view.claimable:
         found.append(e.BatchShort(groups=view.ready, seq=state.seq))
     return found
 
 
-def room(state: State, view: LedgerView, batch: int, max_lag: int) -> int:
+def room(state: State, view: Seen, batch: int, max_lag: int) -> int:
     """How many groups may be submitted now.
 
     In colocated mode nothing overlaps, so one batch is all that is of use at a time. Never more than what the
@@ -47,3 +51,52 @@ def room(state: State, view: LedgerView, batch: int, max_lag: int) -> int:
     volume = lag.credits(max_lag if state.mode == "disjoint" else 0, batch, view.open)
     useful = (state.updates - view.updates_claimed) * batch - view.unclaimed
     return max(0, min(volume, useful))
+
+
+def seen(
+    groups: Mapping[int, OpenGroup],
+    members: Iterable[LedgerEntry],
+    claimed_version: int,
+    version: int,
+    batch: int,
+    max_lag: int,
+    policy: str,
+) -> Seen:
+    """The ledger at one moment.
+
+    groups            all open groups
+    members           lines of their members; may be empty where `in_flight` is not asked for
+    claimed_version   the version whose update was claimed last; -1: none
+    version           the newest version's number; -1: none
+    """
+    free = {name: group for name, group in groups.items() if group.phase != "claimed"}
+    begun = {name: group.oldest for name, group in free.items() if group.oldest >= 0}
+    ready = [(name, group.oldest) for name, group in free.items() if group.phase == "ready"]
+    return Seen(
+        in_flight=sum(_in_flight(entry) for entry in members),
+        ready=len(ready),
+        claimable=version >= 0 and _claimable(ready, begun, version, batch, max_lag, policy),
+        claimed=len(free) < len(groups),
+        open=len(groups),
+        unclaimed=len(free),
+        updates_claimed=claimed_version + 1,
+    )
+
+
+def _in_flight(entry: LedgerEntry) -> bool:
+    sampled = entry.state == "running" and entry.worker is not None
+    return sampled or (entry.state == "buffered" and entry.reward is None)
+
+
+def _claimable(
+    ready: list[tuple[int, int]],
+    begun: Mapping[int, int],
+    version: int,
+    batch: int,
+    max_lag: int,
+    policy: str,
+) -> bool:
+    if policy == "wait":
+        return lag.claim(ready, begun, version, batch, max_lag) is not None
+    oldest = version - max_lag if policy == "expire" else 0
+    return sum(begun_under >= oldest for _, begun_under in ready) >= batch

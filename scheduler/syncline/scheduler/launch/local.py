@@ -22,7 +22,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Literal
 
@@ -84,15 +84,22 @@ class LocalLauncher:
 
     grace     seconds between SIGTERM and SIGKILL
     environ   what the allow-list chooses from; default: this process's environment
+    withhold  variables that no child gets, although the allow-list lets them through
     Raises `LauncherBusy` while another owner has the same state file.
     """
 
     def __init__(
-        self, state_file: Path, *, grace: float = 10.0, environ: Mapping[str, str] | None = None
+        self,
+        state_file: Path,
+        *,
+        grace: float = 10.0,
+        environ: Mapping[str, str] | None = None,
+        withhold: Collection[str] = (),
     ) -> None:
         self._file = state_file
         self._grace = grace
-        self._environ = dict(os.environ if environ is None else environ)
+        given = os.environ if environ is None else environ
+        self._environ = {name: value for name, value in given.items() if name not in withhold}
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         state_file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = _own(state_file.with_name(state_file.name + ".lock"))

@@ -1,0 +1,305 @@
+"""One job on its way through the scheduler: fold its events, look at what is real, feed it, end it.
+
+Each method is one step of a turn of the loop and may be repeated; everything that must survive a kill is in
+`Saved` and written by `saved.save`, together with the orders that follow from it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from logging import Logger
+from pathlib import Path
+
+import msgspec
+
+from syncline.contract import events as e
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import DEAD, EVENTS, JOB, KEYS, SAMPLES
+from syncline.runtime.bus import BadMessage, Bus, Entry, unpack
+from syncline.runtime.errands import Errands
+from syncline.runtime.ledger import Ledger
+from syncline.runtime.settings import Settings
+from syncline.scheduler import machine, observe
+from syncline.scheduler.feed import Feeder
+from syncline.scheduler.launch.launcher import Launcher, Observed, Placement
+from syncline.scheduler.placement import Commands, place, workers
+from syncline.scheduler.policy import Policy
+from syncline.scheduler.saved import Saved, Watch, save
+from syncline.scheduler.stages import STANCES, TRAINER, State
+from syncline.scheduler.waits import waits
+
+PAGE = 200  # events folded before a save
+PATIENCE = 2.0  # seconds for which a batch must look short: the trainer may be about to claim
+BEAT = 1.0  # seconds between samples of the ledger
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """What the scheduler hands to each job that it runs. `holder`: this scheduler's incarnation."""
+
+    bus: Bus
+    holder: str
+    settings: Settings
+    launcher: Launcher
+    errands: Errands
+    commands: Commands
+    log: Logger
+
+
+class Job:
+    """The job that runs. `saved` is what a killed scheduler's successor finds."""
+
+    def __init__(self, tools: Tools, job: str, spec: JobSpec, saved: Saved) -> None:
+        self.job, self.spec, self.saved = job, spec, saved
+        self._tools, self._bus = tools, tools.bus
+        schedule, batch = spec.schedule, spec.batch
+        self._ledger = Ledger(
+            tools.bus,
+            job,
+            batch_groups=batch.groups,
+            max_lag=schedule.max_lag,
+            policy=schedule.lag_policy,
+            max_attempts=spec.limits.attempts,
+        )
+        self._feeder = Feeder(job, spec, self._ledger, tools.errands)
+        self._policy = Policy(tools.bus, job, spec)
+        self._since, self._stage = time.time(), saved.state.stage
+        self._short: float | None = None
+        self._beat = 0.0
+        self._fields: dict[str, str] = {}  # of the job hash, as written last
+        self._view: observe.Seen | None = None
+
+    # ---- one turn --------------------------------------------------------------------------------------------
+    def fold(self, block: float | None) -> bool:
+        """Take the job's next events, and save what follows with the orders. True: there were no more.
+
+        block   seconds to wait for the first event
+        """
+        key = EVENTS.at(self.job)
+        entries = self._bus.read({key: self.saved.cursor}, block=block, count=PAGE).get(key, [])
+        orders: list[e.Phase] = []
+        for entry in entries:
+            event = self._event(entry)
+            if event is not None:
+                self.saved.state, commands = machine.step(self.saved.state, event)
+                self._note(event)
+                orders += [phase(command) for command in commands if isinstance(command, machine.Order)]
+            self.saved.cursor = entry.id
+        if entries:
+            self._mark_stage()
+            self.write(orders)
+        return len(entries) < PAGE
+
+    def look(self) -> None:
+        """Compare what runs and what the ledger holds with what the machine knows, and tell it the difference."""
+        found: list[e.Event] = []
+        try:
+            wanted = place(
+                self.job,
+                self.spec,
+                self.state,
+                self._tools.settings.environ(),
+                self.folder,
+                self._tools.commands,
+            )
+            self._tools.launcher.apply(wanted)
+        except ValueError as error:
+            found.append(e.Failed(who="scheduler", reason=str(error)))
+        found += self._deaths(self._tools.launcher.observe())
+        self._view = self._see()
+        if self._view is not None and self.state.stage != "done":
+            found += self._patient(observe.ledger_events(self.state, self._view))
+        found += self._wishes()
+        found += self._overdue()
+        for event in found:
+            self._bus.append(EVENTS.at(self.job), event)
+
+    def feed(self) -> None:
+        """Submit groups while the gate is open and there is room; repair what was lost."""
+        if self.state.stage == "done":
+            return
+        if self._view is not None and STANCES[self.state.stage].gate == "open":
+            schedule, batch = self.spec.schedule, self.spec.batch
+            groups = observe.room(self.state, self._view, batch.groups, schedule.max_lag)
+            if groups:
+                self._feeder.submit(self.saved.watch, groups)
+                self.write()
+        self._feeder.again()
+
+    def tell(self) -> None:
+        """Once a second: a sample of the ledger, and what the job waits for."""
+        now = time.monotonic()
+        if now - self._beat < BEAT:
+            return
+        self._beat = now
+        sample = self._ledger.sample(time.time())
+        self._bus.append(SAMPLES.at(self.job), sample, cap=100_000)
+        if not sample.holds:
+            self._tools.log.error("%s: the conservation law is broken: %s", self.job, sample)
+            self._bus.hincrby(JOB.at(self.job), "violations")
+        if self.state.stage != "done":
+            self.write()
+
+    def finish(self) -> bool:
+        """Bring an ended job to rest: processes, open trajectories, state. True: it is over."""
+        result = self.state.result
+        if result is None:
+            return False
+        launcher = self._tools.launcher
+        launcher.apply(Placement())
+        if launcher.observe().processes:
+            return False
+        reason = "cancelled" if result.state == "cancelled" else "job ended"
+        for group, open_group in self._ledger.groups().items():
+            for entry in self._ledger.members(group, open_group.size):
+                if entry.state in ("running", "buffered"):
+                    self._ledger.end(entry.trajectory, "expired", reason)
+        self._beat = 0.0
+        self.tell()
+        ending = {"state": result.state, "reason": result.reason, "waits": "[]", "ended": repr(time.time())}
+        self._save([], self._changed(ending))
+        for key in KEYS:
+            if key.scope == "job":
+                self._bus.expire(key.at(self.job), self.spec.retention.hours * 3600)
+        self._tools.log.info("%s ended: %s %s", self.job, result.state, result.reason)
+        return True
+
+    @property
+    def state(self) -> State:
+        """The machine's state."""
+        return self.saved.state
+
+    @property
+    def folder(self) -> Path:
+        """The job's folder."""
+        return self._tools.settings.job_dir(self.job)
+
+    # ---- memory ----------------------------------------------------------------------------------------------
+    def write(self, orders: Sequence[e.Phase] = ()) -> None:
+        """Save memory, orders, and those fields of the job hash that have changed."""
+        found = waits(self.spec, self.state, self._since, self.saved.watch.awaited)
+        fields = {
+            "state": job_state(self.state),
+            "mode": self.state.mode,
+            "update": str(0 if self.state.minted is None else self.state.minted.number),
+            "waits": msgspec.json.encode(found).decode(),
+        }
+        if self.state.stage == "done":  # the last word on the state is for `finish`
+            del fields["state"]
+        self._save(orders, self._changed(fields))
+
+    def _changed(self, fields: dict[str, str]) -> dict[str, str]:
+        return {name: value for name, value in fields.items() if self._fields.get(name) != value}
+
+    def _save(self, orders: Sequence[e.Phase], fields: dict[str, str]) -> None:
+        save(self._bus, self._tools.holder, self.job, self.saved, orders, fields)
+        self._fields |= fields
+
+    def _mark_stage(self) -> None:
+        if self.state.stage != self._stage:
+            self._stage, self._since = self.state.stage, time.time()
+
+    def _event(self, entry: Entry) -> e.Event | None:
+        try:
+            event: e.Event = unpack(entry, e.Event)
+        except BadMessage as error:
+            self._tools.log.error("%s: %s", self.job, error)
+            letter = {b"key": entry.key.encode(), b"id": entry.id.encode(), b"reason": str(error).encode()}
+            self._bus.append(DEAD.at(self.job), letter, cap=10_000)
+            return None
+        return event
+
+    def _note(self, event: e.Event) -> None:
+        watch = self.saved.watch
+        match event:
+            case e.WorkerUp(who=who):
+                watch.awaited.pop(who, None)
+            case e.WorkerLost(who=who) if who in self.state.engines:
+                watch.awaited.setdefault(who, time.time())
+            case e.SwitchTo(why="plan"):
+                watch.plan += 1
+
+    # ---- what is real ----------------------------------------------------------------------------------------
+    def _deaths(self, observed: Observed) -> list[e.Event]:
+        """A `WorkerLost` for each process that died since it was last told."""
+        found: list[e.Event] = []
+        told = self.saved.watch.deaths
+        for name, view in observed.processes.items():
+            who = name.removeprefix(f"{self.job}/")
+            deaths = view.starts - (view.state in ("running", "stopping"))
+            if deaths > told.get(who, 0):
+                self._tools.log.warning("%s died (exit %s), %d starts", name, view.exit, view.starts)
+                found.append(e.WorkerLost(who=who, exit=view.exit))
+            told[who] = deaths
+        return found
+
+    def _see(self) -> observe.Seen | None:
+        """The ledger's state, or None if a claim was made or undone while it was read."""
+        schedule = self.spec.schedule
+        before = self._ledger.claimed_version()
+        groups = self._ledger.groups()
+        if self._ledger.claimed_version() != before:
+            return None
+        draining = self.state.stage == "drain"
+        members = (
+            [m for g, it in groups.items() for m in self._ledger.members(g, it.size)] if draining else []
+        )
+        return observe.seen(
+            groups,
+            members,
+            before,
+            -1 if self.state.minted is None else self.state.minted.number,
+            self.spec.batch.groups,
+            schedule.max_lag,
+            schedule.lag_policy,
+        )
+
+    def _patient(self, found: list[e.Event]) -> list[e.Event]:
+        """`found`, but a short batch only when it has looked short for a while."""
+        short = any(isinstance(event, e.BatchShort) for event in found)
+        self._short = (self._short or time.monotonic()) if short else None
+        if self._short is not None and time.monotonic() - self._short < PATIENCE:
+            return [event for event in found if not isinstance(event, e.BatchShort)]
+        return found
+
+    def _wishes(self) -> list[e.Event]:
+        """A switch that the spec's plan or the measured policy asks for now."""
+        state = self.state
+        if state.minted is None or state.stage == "done":
+            return []
+        due = [plan for plan in self.spec.schedule.switches if plan.at_update <= state.minted.number]
+        if len(due) > self.saved.watch.plan:
+            return [e.SwitchTo(mode=plan.mode, why="plan") for plan in due[self.saved.watch.plan :]]
+        mode = self._policy.wish(state)
+        return [] if mode is None else [e.SwitchTo(mode=mode, why="policy")]
+
+    def _overdue(self) -> list[e.Event]:
+        """A `Failed` for the first wait that is over its deadline."""
+        now = time.time()
+        for wait in waits(self.spec, self.state, self._since, self.saved.watch.awaited):
+            if now > wait.deadline:
+                reason = f"waited {now - wait.since:.0f} s for {wait.name} of {wait.owner}: {wait.detail}"
+                return [e.Failed(who="scheduler", reason=reason)]
+        return []
+
+
+def phase(order: machine.Order) -> e.Phase:
+    """The phase that an order writes, stamped with the time."""
+    return e.Phase(**msgspec.structs.asdict(order), at=time.time())
+
+
+def job_state(state: State) -> e.JobState:
+    """What people call the state of a job that runs."""
+    if state.stage == "paused":
+        return "paused"
+    return "starting" if state.active is None else "running"
+
+
+def begin(tools: Tools, job: str, spec: JobSpec) -> Job:
+    """A job's first turn: its first orders, written with its first state."""
+    state, commands = machine.begin(spec.schedule.updates, workers(spec), spec.schedule.mode)
+    now = time.time()
+    watch = Watch(awaited=dict.fromkeys((*workers(spec), TRAINER), now))
+    begun = Job(tools, job, spec, Saved(state=state, watch=watch))
+    begun.write([phase(command) for command in commands if isinstance(command, machine.Order)])
+    return begun

@@ -1,0 +1,48 @@
+"""Which processes a job needs, as a pure function of its spec and the machine's state."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from syncline.contract.job import JobSpec
+from syncline.scheduler.launch.launcher import Placement, Process
+from syncline.scheduler.stages import TRAINER, State
+
+Commands = Mapping[str, tuple[str, ...]]
+COMMANDS: Commands = {
+    service: (sys.executable, "-m", f"syncline.{service}") for service in ("rollout", "trainer", "sync")
+}
+"""What to run for each service of a job."""
+
+
+def workers(spec: JobSpec) -> tuple[str, ...]:
+    """Names of the rollout workers."""
+    return tuple(f"w{i}" for i in range(spec.rollout.workers))
+
+
+def processes(spec: JobSpec) -> tuple[str, ...]:
+    """Names of all processes of a job: its engines, and sync."""
+    return (*workers(spec), TRAINER, "sync")
+
+
+def place(
+    job: str, spec: JobSpec, state: State, settings: Mapping[str, str], folder: Path, commands: Commands
+) -> Placement:
+    """The job's processes, named `job/process`; none once it is done.
+
+    settings   variables that make a process read the installation's settings
+    folder     the job's folder; logs go to its `logs`
+    Phases decide who is awake; processes stay, since a sleeping engine has given its memory back.
+    """
+    if state.stage == "done":
+        return Placement()
+    common = {**settings, "SYNCLINE_JOB": job, "SYNCLINE_PORT": "0"}
+
+    def process(name: str, service: str, **more: str) -> Process:
+        log = folder / "logs" / f"{name}.log"
+        return Process(name=f"{job}/{name}", argv=commands[service], env={**common, **more}, log=log)
+
+    fleet: Sequence[Process] = [process(name, "rollout", SYNCLINE_WORKER=name) for name in workers(spec)]
+    return Placement(processes=(*fleet, process(TRAINER, "trainer"), process("sync", "sync")))

@@ -1,0 +1,87 @@
+"""The machine's memory in Redis: state, cursor and orders, written together by the one that holds the lease.
+
+A killed scheduler's successor loads what was saved and folds the events after the cursor; an order is in `phase`
+and `phases` exactly if the state that gave it was saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from syncline.contract.events import Phase
+from syncline.contract.streams import JOB, LOCK, MACHINE, PHASE, PHASES
+from syncline.runtime.bus import Bus, Value, pack
+from syncline.runtime.lease import LeaseLost
+from syncline.scheduler.stages import State
+
+SERVICE = "scheduler"
+
+
+class Watch(msgspec.Struct, kw_only=True):
+    """What the scheduler remembers of a job beside the machine's state."""
+
+    group: int = 0  # next group, and so next prompt index, to submit
+    plan: int = 0  # switches of the spec's plan that were taken
+    deaths: dict[str, int] = {}  # process -> ends of it that were told as WorkerLost
+    awaited: dict[str, float] = {}  # engine that has not reported for duty -> since when, wall-clock seconds
+
+
+class Saved(msgspec.Struct, kw_only=True):
+    """One job's memory."""
+
+    state: State
+    cursor: str = "0"  # in `events`: everything up to it is in `state`
+    watch: Watch
+    turn: int = 0  # rises with each save, so that a repeated one is noticed
+
+
+_SAVE = """
+-- KEYS: lock, machine, phase, phases, job. ARGV: holder, turn, state, cursor, watch, orders, packed orders,
+-- then fields and values of the job hash. 1, or 0: the lease is another's.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if redis.call('HGET', KEYS[2], 'turn') == ARGV[2] then return 1 end
+redis.call('HSET', KEYS[2], 'turn', ARGV[2], 'state', ARGV[3], 'cursor', ARGV[4], 'watch', ARGV[5])
+local orders = tonumber(ARGV[6])
+for i = 7, 6 + orders do
+  redis.call('XADD', KEYS[4], '*', 'm', ARGV[i])
+  redis.call('SET', KEYS[3], ARGV[i])
+end
+if #ARGV > 6 + orders then redis.call('HSET', KEYS[5], unpack(ARGV, 7 + orders)) end
+return 1
+"""
+
+
+def load(bus: Bus, job: str) -> Saved | None:
+    """What was saved of the job, or None. Raises `ValueError` naming the key for what cannot be read."""
+    fields = bus.hgetall(MACHINE.at(job))
+    if not fields:
+        return None
+    try:
+        return Saved(
+            state=msgspec.json.decode(fields[b"state"], type=State),
+            cursor=fields[b"cursor"].decode(),
+            watch=msgspec.json.decode(fields[b"watch"], type=Watch),
+            turn=int(fields[b"turn"]),
+        )
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise ValueError(f"{MACHINE.at(job)} cannot be read: {error}") from None
+
+
+def save(
+    bus: Bus,
+    holder: str,
+    job: str,
+    saved: Saved,
+    orders: Sequence[Phase] = (),
+    fields: Mapping[str, str] = {},
+) -> None:
+    """Write memory, orders and fields of the job hash in one script. Raises `LeaseLost`."""
+    saved.turn += 1
+    keys = [LOCK.at(SERVICE), MACHINE.at(job), PHASE.at(job), PHASES.at(job), JOB.at(job)]
+    memory = [msgspec.json.encode(saved.state), saved.cursor, msgspec.json.encode(saved.watch)]
+    told = [part for pair in fields.items() for part in pair]
+    args: list[Value] = [holder, saved.turn, *memory, len(orders), *(pack(order) for order in orders), *told]
+    if not bus.script(_SAVE)(keys, args):
+        raise LeaseLost(f"the scheduler's lease is not {holder}'s any more: {job} was not written")

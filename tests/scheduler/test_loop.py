@@ -1,0 +1,225 @@
+"""The scheduler as a real process over a real Redis, with stand-ins for the services of a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peers import COMMANDS
+from waiting import wait_until
+
+from syncline.contract import events as e
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import EVENTS, JOB, JOBS, PHASES, REQUESTS, SAMPLES
+from syncline.runtime.bus import Bus, unpack
+from syncline.runtime.ledger import Ledger
+
+PEERS = Path(COMMANDS["rollout"][1])
+
+
+class Installation:
+    """A scheduler process on a run root of its own, and what a gateway would do."""
+
+    def __init__(self, url: str, runs: Path) -> None:
+        self.bus = Bus(url)
+        self.runs = runs
+        self.env = {**os.environ, "SYNCLINE_REDIS_URL": url, "SYNCLINE_RUNS": str(runs), "SYNCLINE_PORT": "0"}
+        self.scheduler: subprocess.Popen[bytes] | None = None
+        self.jobs: list[str] = []
+
+    def start(self) -> None:
+        with (self.runs / "scheduler.log").open("ab") as log:
+            argv = [sys.executable, str(PEERS), "scheduler"]
+            self.scheduler = subprocess.Popen(argv, env=self.env, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        assert self.scheduler is not None
+        self.scheduler.kill()
+        self.scheduler.wait()
+
+    def stop(self) -> None:
+        for job in self.jobs:
+            if self.field(job, "state") not in e.TERMINAL_JOB_STATES:
+                self.ask(job, "cancel")
+        for job in self.jobs:
+            self.ended(job)
+        assert self.scheduler is not None
+        self.scheduler.terminate()
+        assert self.scheduler.wait(20) == 0
+
+    def submit(self, job: str, limits: dict[str, float] | None = None, **schedule: Any) -> str:
+        spec = JobSpec.model_validate(
+            {
+                "name": "peers",
+                "model": {"name": "none"},
+                "batch": {"groups": 2, "group_size": 2},
+                "schedule": {"updates": 4, **schedule},
+                "limits": limits or {},
+            },
+            strict=False,
+        )
+        now = time.time()
+        fields = {"spec": spec.canonical(), "spec_hash": spec.hash(), "state": "queued", "name": spec.name}
+        self.bus.hset(JOB.at(job), {**fields, "created": repr(now)})
+        self.bus.zadd(JOBS.at(), {job: now})
+        self.jobs.append(job)
+        self.bus.append(REQUESTS.at(), e.Request(verb="submit", job=job, at=now))
+        return job
+
+    def ask(self, job: str, verb: Any, mode: e.Mode | None = None) -> None:
+        self.bus.append(REQUESTS.at(), e.Request(verb=verb, job=job, mode=mode, at=time.time()))
+
+    def field(self, job: str, name: str) -> str:
+        return (self.bus.hget(JOB.at(job), name) or b"").decode()
+
+    def ended(self, job: str, seconds: float = 60) -> str:
+        def over() -> str:
+            state = self.field(job, "state")
+            return state if state in e.TERMINAL_JOB_STATES else ""
+
+        try:
+            return wait_until(over, seconds, f"the end of {job}")
+        except AssertionError as error:
+            tail = (self.runs / "scheduler.log").read_text()[-3000:]
+            raise AssertionError(f"{error}; {self.bus.hgetall(JOB.at(job))}; {tail}") from None
+
+    def reached(self, job: str, update: int) -> None:
+        wait_until(lambda: int(self.field(job, "update") or 0) >= update, 60, f"update {update} of {job}")
+
+    def phases(self, job: str) -> list[e.Phase]:
+        return [unpack(entry, e.Phase) for entry in self.bus.range(PHASES.at(job))]
+
+    def events(self, job: str) -> list[Any]:
+        return [unpack(entry, e.Event) for entry in self.bus.range(EVENTS.at(job))]
+
+    def check(self, job: str, updates: int = 4) -> None:
+        """What holds of every job that succeeded."""
+        assert self.ended(job) == "succeeded", (self.field(job, "reason"), self.bus.hgetall(JOB.at(job)))
+        phases = self.phases(job)
+        assert [p.seq for p in phases] == list(range(1, len(phases) + 1))
+        both = [p for p in phases if p.rollout == p.trainer == "awake"]
+        assert {p.mode for p in both} <= {"disjoint"}
+        ledger = Ledger(self.bus, job, batch_groups=2, max_lag=1, policy="wait", max_attempts=5)
+        counts = ledger.counts()
+        assert counts["trained"] == updates * 4, counts
+        assert counts["running"] == counts["buffered"] == 0, counts
+        assert counts["submitted"] == updates * 4 + counts["failed"] + counts["expired"], counts
+        samples = [unpack(entry, e.LedgerSample) for entry in self.bus.range(SAMPLES.at(job))]
+        assert samples
+        assert all(sample.holds for sample in samples)
+        assert self.field(job, "violations") == ""
+        assert self.field(job, "waits") == "[]"
+        state = json.loads((self.runs / "launch" / "jobs.json").read_text())
+        assert not any(name.startswith(job) for name in state["processes"])
+
+
+@pytest.fixture
+def here(redis_url: str, tmp_path: Path) -> Iterator[Installation]:
+    installation = Installation(redis_url, tmp_path)
+    installation.start()
+    yield installation
+    installation.stop()
+
+
+@pytest.mark.parametrize("mode", ["colocated", "disjoint"])
+def test_a_job_runs_to_its_end(here: Installation, job: str, mode: str) -> None:
+    here.submit(job, mode=mode)
+    here.check(job)
+    folder = here.runs / job
+    assert JobSpec.model_validate_json((folder / "spec.json").read_text()).hash() == here.field(
+        job, "spec_hash"
+    )
+    assert len((folder / "key").read_bytes()) == 32
+    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+    assert here.field(job, "mode") == mode
+    names = {p.phase for p in here.phases(job)}
+    assert names >= ({"flow"} if mode == "disjoint" else {"sample", "drain", "train", "sync"})
+    assert float(here.field(job, "started")) <= float(here.field(job, "ended"))
+
+
+def test_the_plan_and_a_request_switch_the_mode_there_and_back(here: Installation, job: str) -> None:
+    here.submit(job, updates=12, switches=[{"at_update": 3, "mode": "disjoint"}])
+    here.reached(job, 5)
+    here.ask(job, "switch", "colocated")
+    here.check(job, 12)
+    modes = [p.mode for p in here.phases(job)]
+    changes = [(a, b) for a, b in pairwise(modes) if a != b]
+    assert changes == [("colocated", "disjoint"), ("disjoint", "colocated")]
+    first = next(p for p in here.phases(job) if p.mode == "disjoint")
+    assert first.update >= 3
+    switches = [event.why for event in here.events(job) if isinstance(event, e.SwitchTo)]
+    assert switches == ["plan", "request"]
+
+
+@pytest.mark.parametrize("mode", ["colocated", "disjoint"])
+def test_a_killed_scheduler_goes_on_where_it_was(here: Installation, job: str, mode: str) -> None:
+    here.submit(job, updates=6, mode=mode)
+    here.reached(job, 2)
+    here.kill()
+    here.start()
+    here.check(job, 6)
+
+
+@pytest.mark.parametrize("victim", ["w0", "trainer", "sync"])
+def test_a_killed_process_is_replaced_and_nothing_is_lost(here: Installation, job: str, victim: str) -> None:
+    here.submit(job, updates=6)
+    here.reached(job, 2)
+    state = json.loads((here.runs / "launch" / "jobs.json").read_text())
+    os.kill(state["processes"][f"{job}/{victim}"]["pid"], signal.SIGKILL)
+    here.check(job, 6)
+    assert victim in {event.who for event in here.events(job) if isinstance(event, e.WorkerLost)}
+
+
+def test_pause_and_resume(here: Installation, job: str) -> None:
+    here.submit(job, updates=8)
+    here.reached(job, 2)
+    here.ask(job, "pause")
+    wait_until(lambda: here.field(job, "state") == "paused", 30, "the pause")
+    last = here.phases(job)[-1]
+    assert (last.phase, last.rollout, last.trainer) == ("paused", "asleep", "asleep")
+    here.ask(job, "resume")
+    here.check(job, 8)
+
+
+def test_a_second_job_waits_says_why_and_then_runs(here: Installation, job: str) -> None:
+    second, third = job + "b", job + "c"
+    here.submit(job, updates=6)
+    here.reached(job, 1)
+    here.submit(second, updates=2)
+    here.submit(third, updates=2)
+    wait_until(lambda: job in here.field(second, "reason"), 20, "the reason")
+    assert here.field(second, "state") == "queued"
+    here.ask(third, "cancel")
+    assert here.ended(third) == "cancelled"
+    assert here.phases(third) == []
+    here.check(job, 6)
+    here.check(second, 2)
+    assert float(here.field(second, "started")) >= float(here.field(job, "ended"))
+
+
+def test_cancel_ends_what_is_open_as_expired(here: Installation, job: str) -> None:
+    here.submit(job, updates=100, mode="disjoint")
+    here.reached(job, 2)
+    here.ask(job, "cancel")
+    assert here.ended(job) == "cancelled"
+    counts = Ledger(here.bus, job, batch_groups=2, max_lag=1, policy="wait", max_attempts=5).counts()
+    assert counts["running"] == counts["buffered"] == 0
+    assert here.phases(job)[-1].phase == "done"
+    ttl = here.bus.many([("TTL", JOB.at(job))])[0]
+    assert 0 < ttl <= 168 * 3600
+
+
+def test_a_process_that_reports_too_late_fails_the_job_with_its_name(here: Installation, job: str) -> None:
+    here.submit(job, limits={"worker_start": 0.01})
+    assert here.ended(job) == "failed"
+    assert "for worker of trainer" in here.field(job, "reason")
