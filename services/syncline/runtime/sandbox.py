@@ -161,6 +161,8 @@ def _enclose(writing: int, limits: Limits, parent: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
+    # whatever stood here may write to a descriptor that is closed below
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode) for fd, mode in ((0, "r"), (1, "w"), (2, "w")))
     os.dup2(writing, _RESULT_FD)
     os.closerange(_RESULT_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _forget_environment()
