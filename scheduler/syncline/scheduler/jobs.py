@@ -210,6 +210,7 @@ class Job:
         return event
 
     def _note(self, event: e.Event) -> None:
+        self._policy.note(event)
         watch = self.saved.watch
         match event:
             case e.WorkerUp(who=who):
