@@ -29,8 +29,9 @@ REMEMBERED = 32  # updates whose trajectories are recognised if a Redis that was
 
 def main(ctx: ServiceContext) -> None:
     """The trainer of one job, until it is told to stop."""
+    parts = assemble(ctx)  # before the lease: a dead trainer's runs out meanwhile
     ctx.lease("trainer")
-    trainer = Trainer(ctx, assemble(ctx))
+    trainer = Trainer(ctx, parts)
     ctx.emit(events.WorkerUp(who=ctx.name, incarnation=ctx.incarnation))
     ctx.ready(True)
     run(trainer)

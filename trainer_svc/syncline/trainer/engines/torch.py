@@ -79,7 +79,6 @@ class TorchEngine:
         self._slept = False
         self._reference: LoadedModel | None = None
         self._description: Description | None = None
-        shutil.rmtree(scratch, ignore_errors=True)  # a dead process's sleep is no checkpoint
         self._parameters = state.import_code(model_folder(models, spec.model.name))
 
     # ---- memory -----------------------------------------------------------------------------------------
@@ -104,6 +103,8 @@ class TorchEngine:
         live = state.Live(self._load(), self._spec.optimizer, self._contract.trainer == "bf16")
         if self._slept:
             live.read(self._scratch)
+        else:
+            shutil.rmtree(self._scratch, ignore_errors=True)  # a dead process's sleep is no checkpoint
         if self._loss.kl > 0:
             self._reference = self._load()
             if self._contract.trainer == "bf16":
