@@ -13,6 +13,11 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SIGNED = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
 
 
+def blocked(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[.., K] -> [.., K/size, size]."""
+    return x.reshape(*x.shape[:-1], -1, size)
+
+
 def to_e4m3(x: torch.Tensor) -> torch.Tensor:
     """float8_e4m3fn codes of float32 `x`; beyond +-448 saturates (torch does so on CPU and not on every device)."""
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)

@@ -34,7 +34,8 @@ def block_amax(matrix: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Largest magnitude of each block, [.., ceil(N/rows), ceil(K/columns)]."""
     n, k = matrix.shape[-2:]
     whole = F.pad(matrix.abs(), (0, -k % scheme.columns, 0, -n % scheme.rows))
-    blocks = whole.unflatten(-2, (-1, scheme.rows)).unflatten(-1, (-1, scheme.columns))
+    rows, columns = whole.shape[-2] // scheme.rows, whole.shape[-1] // scheme.columns
+    blocks = whole.reshape(*whole.shape[:-2], rows, scheme.rows, columns, scheme.columns)
     return blocks.amax((-3, -1))
 
 

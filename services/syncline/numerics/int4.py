@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from syncline.contract.schemes import Scheme
+from syncline.numerics.elements import blocked
 
 PER_WORD = 8
 
@@ -19,7 +20,7 @@ PER_WORD = 8
 def encode(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (int8, x's shape) and scales of `x`."""
     k = x.shape[-1]
-    groups = F.pad(x, (0, -k % scheme.columns)).unflatten(-1, (-1, scheme.columns))
+    groups = blocked(F.pad(x, (0, -k % scheme.columns)), scheme.columns)
     amax = groups.abs().amax(-1)
     amax = amax.clamp(min=scheme.amax_floor) if scheme.amax_floor else amax
     match scheme.rule:
@@ -44,7 +45,7 @@ def decode(codes: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Te
 def pack(codes: torch.Tensor) -> torch.Tensor:
     """int32 words of `codes`; the nibbles beyond K in the last word are 0."""
     k = codes.shape[-1]
-    nibbles = F.pad((codes.to(torch.int32) + 8), (0, -k % PER_WORD)).unflatten(-1, (-1, PER_WORD))
+    nibbles = blocked(F.pad((codes.to(torch.int32) + 8), (0, -k % PER_WORD)), PER_WORD)
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=codes.device)
     return (nibbles << shifts).sum(-1, dtype=torch.int64).to(torch.int32)
 

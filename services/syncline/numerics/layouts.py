@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from syncline.numerics.elements import blocked
+
 
 def swizzle(scale: torch.Tensor) -> torch.Tensor:
     """Block scales [N, S] in the order that Blackwell's scaled GEMM reads (cuBLAS "128x4 block scaling factors").
@@ -17,9 +19,8 @@ def swizzle(scale: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"scales of shape {list(scale.shape)}: a matrix is needed")
     n, s = scale.shape
     raw = F.pad(scale.view(torch.uint8), (0, -s % 4, 0, -n % 128))
-    tiles = raw.unflatten(0, (-1, 4, 32)).unflatten(
-        -1, (-1, 4)
-    )  # [tile row, r // 32, r % 32, tile column, c]
+    rows, columns = raw.shape[0] // 128, raw.shape[1] // 4
+    tiles = raw.reshape(rows, 4, 32, columns, 4)  # [tile row, r // 32, r % 32, tile column, c]
     return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
 
 
@@ -34,7 +35,7 @@ def unswizzle(flat: torch.Tensor, n: int, s: int) -> torch.Tensor:
 
 def gpt_oss_blocks(codes: torch.Tensor) -> torch.Tensor:
     """MXFP4 codes [E, out, K/2] as GPT-OSS `*_blocks` [E, out, K/32, 16]; scales stay as they are."""
-    return codes.unflatten(-1, (-1, 16))
+    return blocked(codes, 16)
 
 
 def from_gpt_oss_blocks(blocks: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from syncline.contract.schemes import Scheme
 from syncline.numerics.elements import (
+    blocked,
     from_e2m1,
     from_e8m0,
     inverse_e8m0,
@@ -51,7 +52,7 @@ def scale_bytes(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 def encode(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scale bytes of `x`."""
-    blocks = x.unflatten(-1, (-1, BLOCK))
+    blocks = blocked(x, BLOCK)
     scale = scale_bytes(blocks.abs().amax(-1), scheme)
     scaled = (blocks * inverse_e8m0(scale).unsqueeze(-1)).flatten(-2)
     codes = to_e4m3(scaled) if scheme.format == "mxfp8" else pack_nibbles(to_e2m1(scaled))
@@ -61,4 +62,4 @@ def encode(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]
 def decode(codes: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """float32 values [.., K]."""
     values = codes.float() if scheme.format == "mxfp8" else from_e2m1(unpack_nibbles(codes))
-    return (values.unflatten(-1, (-1, BLOCK)) * from_e8m0(scale).unsqueeze(-1)).flatten(-2)
+    return (blocked(values, BLOCK) * from_e8m0(scale).unsqueeze(-1)).flatten(-2)

@@ -15,6 +15,7 @@ from syncline.contract.schemes import Scheme
 from syncline.numerics.elements import (
     E2M1_MAX,
     E4M3_MAX,
+    blocked,
     from_e2m1,
     pack_nibbles,
     to_e2m1,
@@ -33,7 +34,7 @@ def outer_scale(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 def encode(x: torch.Tensor, outer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and block scales of `x` under `outer` (broadcastable to x's leading dimensions, with K as 1)."""
-    blocks = x.unflatten(-1, (-1, BLOCK))
+    blocks = blocked(x, BLOCK)
     wide = outer.unsqueeze(-1) if outer.dim() else outer
     want = blocks.abs().amax(-1, keepdim=True) / E2M1_MAX / wide
     scale = to_e4m3(want.clamp(SMALLEST, E4M3_MAX))
@@ -43,5 +44,5 @@ def encode(x: torch.Tensor, outer: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 def decode(codes: torch.Tensor, scale: torch.Tensor, outer: torch.Tensor) -> torch.Tensor:
     """float32 values [.., K]."""
-    values = from_e2m1(unpack_nibbles(codes)).unflatten(-1, (-1, BLOCK))
+    values = blocked(from_e2m1(unpack_nibbles(codes)), BLOCK)
     return (values * (scale.float() * outer).unsqueeze(-1)).flatten(-2)

@@ -55,7 +55,9 @@ def quantize(
     if wrong:
         raise NotQuantizable(f"scheme of {name}: {wrong}")
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) or x.dim() == 0 or x.numel() == 0:
-        raise NotQuantizable(f"{name} is {x.dtype} of shape {list(x.shape)}: floats, at least one, are needed")
+        raise NotQuantizable(
+            f"{name} is {x.dtype} of shape {list(x.shape)}: floats, at least one, are needed"
+        )
     if outer is not None and scheme.format != "nvfp4":
         raise NotQuantizable(f"{name}: an outer scale has no meaning for {scheme.format}")
     wide = x.detach().float()
