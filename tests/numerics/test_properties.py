@@ -94,7 +94,7 @@ def test_the_same_bytes_however_it_is_done(name: str, seed: int, rows: int) -> N
     torch.set_num_threads(3)
     again = quantize(x.float().t().contiguous().t(), scheme, "w", outer)
     torch.set_num_threads(threads)
-    shards = [quantize(part, scheme, "w", outer) for part in x.split(scheme.rows)]
+    shards = [quantize(part, scheme, "w", outer) for part in torch.split(x, scheme.rows)]
     for found in (again.codes, torch.cat([s.codes for s in shards])):
         assert torch.equal(found.view(torch.uint8), whole.codes.view(torch.uint8))
     for found in (again.scale, torch.cat([s.scale for s in shards])):
