@@ -82,7 +82,7 @@ def stranger(folder: Path, some: Sequence[Sample]) -> list[list[float]]:
     """Log-probs by plain transformers from an exported folder, each sample alone."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
     out = []
     for s in some:
         logits_TV = model(torch.tensor([list(s.tokens)])).logits[0] / s.temperature

@@ -41,7 +41,7 @@ def test_a_job_in_flow_from_its_first_version_to_its_end(
         made += world.feed(2, version)
         world.await_version(VersionId(0, version + 1))
     finished = wait_until(
-        lambda: [e for e in world.events() if isinstance(e, events.Finished)], 30, "the last checkpoint"
+        lambda: [e for e in world.said() if isinstance(e, events.Finished)], 30, "the last checkpoint"
     )
     assert finished == [events.Finished(updates=4)]
     trainer.stop()
@@ -89,21 +89,21 @@ def test_colocated_makes_one_update_per_train_phase_and_sleeps_between(
     world.await_version(VersionId(0, 0))
     world.feed(4)
     asleep = world.order("sample", "asleep")
-    wait_until(lambda: [e for e in world.events() if isinstance(e, events.Slept)], 20, "sleep")
+    wait_until(lambda: [e for e in world.said() if isinstance(e, events.Slept)], 20, "sleep")
     again = world.order("train", "awake")
     world.await_version(VersionId(0, 1))
     repeated = world.order("train", "awake")  # a process was lost: the same order under a new number
     wait_until(
-        lambda: any(isinstance(e, events.Woke) and e.seq == repeated for e in world.events()),
+        lambda: any(isinstance(e, events.Woke) and e.seq == repeated for e in world.said()),
         20,
         "the answer",
     )
     trainer.stop()
     assert world.versions() == [VersionId(0, 0), VersionId(0, 1)]
-    woke = [e for e in world.events() if isinstance(e, events.Woke)]
+    woke = [e for e in world.said() if isinstance(e, events.Woke)]
     assert [e.seq for e in woke] == [first, again, repeated]
     assert [e.version for e in woke] == [VersionId(0, 0), VersionId(0, 0), VersionId(0, 1)]
-    slept = [e for e in world.events() if isinstance(e, events.Slept)]
+    slept = [e for e in world.said() if isinstance(e, events.Slept)]
     assert [e.seq for e in slept] == [asleep]
 
 

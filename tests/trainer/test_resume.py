@@ -30,7 +30,7 @@ def go_on(world: World, held: VersionId, fed: int) -> None:
         if number >= fed:
             world.feed(2, number, held.epoch)
         world.await_version(VersionId(held.epoch, number + 1))
-    wait_until(lambda: any(isinstance(e, events.Finished) for e in world.events()), 30, "the last checkpoint")
+    wait_until(lambda: any(isinstance(e, events.Finished) for e in world.said()), 30, "the last checkpoint")
 
 
 def weights(world: World, version: VersionId) -> str:
@@ -102,6 +102,10 @@ def die(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after
     monkeypatch.setattr(owner, name, dying)
 
 
+def await_version_or_death(world: World, trainer: InProcess, version: VersionId) -> None:
+    wait_until(lambda: trainer.died() or version in world.versions(), 30, f"{version} or death")
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_weights_after_a_death_equal_those_of_an_undisturbed_run(
     redis_url: str,
@@ -120,8 +124,7 @@ def test_weights_after_a_death_equal_those_of_an_undisturbed_run(
     while not trainer.died():
         world.feed(2, fed)
         fed += 1
-        version = VersionId(0, fed)
-        wait_until(lambda v=version: trainer.died() or v in world.versions(), 30, f"{version} or death")
+        await_version_or_death(world, trainer, VersionId(0, fed))
         if fed == UPDATES:
             wait_until(trainer.died, 30, "death")
     trainer.forget()
@@ -207,7 +210,7 @@ def test_a_restart_after_the_end_says_so_again(redis_url: str, job: str, tmp_pat
     second = InProcess(world)
     world.await_version(VersionId(1, UPDATES))
     wait_until(
-        lambda: sum(isinstance(e, events.Finished) for e in world.events()) == 2, 20, "finished once more"
+        lambda: sum(isinstance(e, events.Finished) for e in world.said()) == 2, 20, "finished once more"
     )
     second.stop()
     assert weights(world, VersionId(1, UPDATES)) == weights(world, VersionId(0, UPDATES))
@@ -244,7 +247,7 @@ def test_a_ledger_that_lost_its_last_second_trains_nothing_twice(
     world.await_version(VersionId(0, 1))
     stopped = world.order("sync", "awake")
     wait_until(
-        lambda: any(isinstance(e, events.Woke) and e.seq == stopped for e in world.events()), 20, "a halt"
+        lambda: any(isinstance(e, events.Woke) and e.seq == stopped for e in world.said()), 20, "a halt"
     )
     if restart:
         trainer.stop()

@@ -152,7 +152,7 @@ class World:
         return [t for group in numbers for t in self.publish(group, (version,), epoch, rewards)]
 
     # ---- looking ----------------------------------------------------------------------------------------
-    def events(self) -> list[events.Event]:
+    def said(self) -> list[events.Event]:
         return [unpack(entry, events.Event) for entry in self.bus.range(EVENTS.at(self.job))]
 
     def minted(self) -> list[Minted]:
@@ -167,12 +167,12 @@ class World:
     def await_version(self, version: VersionId, seconds: float = 60.0) -> Minted:
         """The version once it is minted; fails at once if the trainer reported a failure."""
 
-        def look() -> Minted | None:
-            failed = [e for e in self.events() if isinstance(e, events.Failed)]
+        def look() -> list[Minted]:
+            failed = [e for e in self.said() if isinstance(e, events.Failed)]
             assert not failed, failed
-            return next((m for m in self.minted() if m.version == version), None)
+            return [m for m in self.minted() if m.version == version]
 
-        return wait_until(look, seconds, f"version {version}")
+        return wait_until(look, seconds, f"version {version}")[0]
 
 
 class Killed(BaseException):
