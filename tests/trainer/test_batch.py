@@ -11,6 +11,7 @@ from records import reward, trajectory
 from world import spec_of
 
 from syncline.contract.job import JobSpec
+from syncline.contract.job_rules import problems
 from syncline.contract.token_path import Reward, SamplingConvention, Segment, Trajectory, check
 from syncline.runtime.ledger import Claim, ClaimedGroup
 from syncline.runtime.segments import SegmentRow
@@ -139,3 +140,9 @@ def test_samples_carry_what_the_engine_needs() -> None:
     assert list(sample.positions) == [2, 3, 5, 6, 7, 8]
     assert (sample.temperature, sample.advantage) == (0.5, 0.5)
     assert sample.behaviour is t.logprobs
+
+
+def test_a_dual_clip_that_the_loss_would_refuse_is_refused_at_submit() -> None:
+    found = problems(spec_of(loss={"kind": "cispo", "dual_clip": 3.0}))
+    assert [p.path for p in found] == ["loss.dual_clip"]
+    assert problems(spec_of(loss={"kind": "gspo", "dual_clip": 3.0})) == []

@@ -96,6 +96,12 @@ def _rest(spec: JobSpec) -> Iterator[Problem]:
         )
     if spec.loss.correction.low >= spec.loss.correction.high:
         yield _problem("loss.correction.low", "is not below loss.correction.high", "low < high")
+    if spec.loss.kind == "cispo" and spec.loss.dual_clip is not None:
+        yield _problem(
+            "loss.dual_clip",
+            "has no meaning for loss.kind 'cispo', whose clipped ratio is a weight",
+            "leave it out, or use another kind",
+        )
 
 
 RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
