@@ -38,7 +38,8 @@ def plain(folder: Path, seed: int) -> Any:
     """The model of a version as plain `transformers`: FP32 tensors with BF16 values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1000 + seed)
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+        config = AutoConfig.from_pretrained(folder)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.copy_(tensor.bfloat16())

@@ -216,14 +216,14 @@ class RolloutEngineSuite:
 
     # ---- versions under running requests
     def swaps(
-        self, engine: RolloutEngine, forge: Forge, policy: CommitPolicy, versions: int
+        self, engine: RolloutEngine, forge: Forge, policy: CommitPolicy, versions: int, wave: int = 8
     ) -> tuple[list[Request], dict[str, list[Chunk]]]:
-        """Sample while versions 1, 2, ... come, eight steps after one another; new requests arrive meanwhile."""
-        wanted = requests(8 * (versions + 1), max_tokens=60, length_median=25)
+        """Sample while versions 1, 2, ... come every eight steps; under each, `wave` new requests arrive."""
+        wanted = requests(wave * (versions + 1), max_tokens=60, length_median=25)
         chunks: dict[str, list[Chunk]] = {request.trajectory: [] for request in wanted}
         left, steps, pending, done = list(wanted), 0, False, 0
         while left or engine.running or done < versions:
-            while left and engine.room and len(wanted) - len(left) < min(steps + 1, 8 * (done + 1)):
+            while left and engine.room and len(wanted) - len(left) < min(steps + 1, wave * (done + 1)):
                 engine.submit(left.pop(0))
             if not pending and done < versions and steps % 8 == 7:
                 engine.stage(forge.version(done + 1), forge.store)
@@ -262,7 +262,7 @@ class RolloutEngineSuite:
         forge = Forge(tmp_path, MODELS / family)
         engine = self.serve(make(forge.folder, JOB, KEY, 64), forge, forge.version(0))
         policy = CommitPolicy(kind="in_place", kv="carried", carried_age=2)
-        wanted, chunks = self.swaps(engine, forge, policy, versions=4)
+        wanted, chunks = self.swaps(engine, forge, policy, versions=4, wave=2)
         ages = set()
         for request in wanted:
             told = chunks[request.trajectory]
@@ -342,6 +342,13 @@ class RolloutEngineSuite:
         assert engine.room > 0, "a drain given up lets requests begin again"
 
     # ---- staging
+    def served(self, engine: RolloutEngine) -> tuple[VersionId, str]:
+        assert engine.serving is not None
+        return engine.serving
+
+    def staged(self, engine: RolloutEngine) -> VersionId | None:
+        return engine.staged
+
     def scores(self, engine: RolloutEngine) -> tuple[float, ...]:
         return engine.score([1, *range(10, 40)], 2, buffer="active").logprobs
 
@@ -441,22 +448,21 @@ class RolloutEngineSuite:
         again = engine.stage(second, forge.store)
         assert again.verdict == "verified, unchanged"
         assert engine.staged is None
-        assert engine.serving == (VersionId(1, 2), again.digest)
+        assert self.served(engine) == (VersionId(1, 2), again.digest)
         with pytest.raises(StageFailed, match=r"version 1\.2 serves here with digest"):
             engine.stage(sign(forge.manifest(2, seed=3, epoch=1), KEY), forge.store)
         same_bytes = forge.version(3, seed=2, epoch=1)
         assert engine.stage(same_bytes, forge.store).verdict == "verified, unchanged"
         assert engine.commit(DRAIN) is not None
-        assert engine.serving[0] == VersionId(1, 3)
+        assert self.served(engine)[0] == VersionId(1, 3)
 
     def test_a_newer_version_replaces_a_staged_one(self, engine: RolloutEngine, forge: Forge) -> None:
         engine.stage(forge.version(1), forge.store)
         engine.stage(forge.version(2), forge.store)
-        assert engine.staged == VersionId(0, 2)
+        assert self.staged(engine) == VersionId(0, 2)
         engine.abort_stage()
-        assert engine.staged is None
-        assert engine.serving is not None
-        assert engine.serving[0] == VersionId(0, 0)
+        assert self.staged(engine) is None
+        assert self.served(engine)[0] == VersionId(0, 0)
 
     def test_warm_equals_cold_after_every_sync(
         self, make: MakeEngine, engine: RolloutEngine, forge: Forge

@@ -40,7 +40,9 @@ class Batch:
         self._table = RowTable(limit)
         self._cache = SlotCache(weights.model.config)
         self._stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64)
-        self._stops = np.array(sorted(stop_ids), dtype=np.int64)
+        vocab = weights.model.config.get_text_config(decoder=True).vocab_size
+        self._is_stop = np.zeros(vocab, np.bool_)  # by token
+        self._is_stop[sorted(stop_ids)] = True
         self._window_free = not any(self._cache.is_sliding)
 
     @property
@@ -140,7 +142,7 @@ class Batch:
         tokens = tokens_R.numpy()
         table.record(first, end, tokens, logprobs_R.numpy())
         self.sampled += end - first
-        stopped = np.isin(tokens, self._stops)
+        stopped = self._is_stop[tokens]
         done = stopped | (table.sampled[first:end] >= table.most[first:end])
         if not done.any():
             return []
