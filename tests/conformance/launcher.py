@@ -7,6 +7,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,11 @@ class LauncherSuite:
         wait_until(settled, 20, "settled")
         return launcher.observe().processes
 
+    def waiting(self, launcher: Launcher, name: str) -> ProcessView | None:
+        """The view of a process that is dead and will be started again."""
+        view = launcher.observe().processes[name]
+        return view if view.state == "waiting" else None
+
     def up(self, path: Path, times: int = 1) -> None:
         wait_until(lambda: path.exists() and path.read_text().count("up") >= times, 20, f"{path.name} is up")
 
@@ -64,9 +71,8 @@ class LauncherSuite:
         before = self.settle(launcher, placement)["w0"]
         assert before.pid is not None
         os.kill(before.pid, signal.SIGKILL)
-        dead = wait_until(
-            lambda: (v := launcher.observe().processes["w0"]).state == "waiting" and v, 5, "death seen"
-        )
+        dead = wait_until(partial(self.waiting, launcher, "w0"), 5, "death seen")
+        assert dead is not None
         assert dead.exit == -signal.SIGKILL
         assert dead.pid is None
         after = self.settle(launcher, placement)["w0"]
@@ -87,13 +93,12 @@ class LauncherSuite:
             return len(starts) >= 4
 
         wait_until(four_starts, 20, "four starts")
-        pauses = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        pauses = [b - a for a, b in pairwise(starts)]
         assert pauses[0] >= 0.2
         assert pauses[1] >= 0.4
         assert pauses[2] >= 0.8
-        seen = wait_until(
-            lambda: (v := launcher.observe().processes["w0"]).state == "waiting" and v, 10, "it dies again"
-        )
+        seen = wait_until(partial(self.waiting, launcher, "w0"), 10, "it dies again")
+        assert seen is not None
         assert (seen.exit, seen.restarts) == (7, 3)
 
     def test_the_next_owner_adopts_what_runs(self, make: MakeLauncher, tmp_path: Path) -> None:
@@ -178,11 +183,13 @@ class LauncherSuite:
             return launcher.observe().processes["f1"].restarts >= 1
 
         wait_until(came_back, 20, "the failed one comes back")
-        seen = wait_until(
-            lambda: (v := launcher.observe().processes)["n"].state == v["f0"].state == "exited" and v,
-            10,
-            "over",
-        )
+
+        def both_over() -> dict[str, ProcessView] | None:
+            seen = launcher.observe().processes
+            return seen if seen["n"].state == seen["f0"].state == "exited" else None
+
+        seen = wait_until(both_over, 10, "over")
+        assert seen is not None
         assert (seen["n"].exit, seen["n"].starts) == (1, 1)
         assert (seen["f0"].exit, seen["f0"].starts) == (0, 1)
 

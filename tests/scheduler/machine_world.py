@@ -239,9 +239,10 @@ class World:
             e.Resume(),
             e.Resume(),
         ]
+        deaths = [(p, seen) for p in alive for seen in (True, False)]
         return [
             [partial(self._send, w) for w in wishes],
-            [partial(self.kill, p) for p in alive] + [partial(self.kill, p, seen=False) for p in alive],
+            [partial(self.kill, p, seen) for p, seen in deaths],
             [partial(self._send, event) for event in self.past[-60:]],
             [partial(self._drop, g) for g in self.groups if g.state in ("begun", "ready")],
         ]

@@ -45,7 +45,8 @@ def test_a_real_child_sees_that_environment_and_no_stdin(tmp_path: Path) -> None
     launcher = LocalLauncher(tmp_path / "s.json", environ={**os.environ, "MY_TOKEN": "secret"})
     launcher.apply(Placement(processes=(process("w0", tmp_path, code, SYNCLINE_WORKER="w0"),)))
     log = tmp_path / "w0.log"
-    env, stdin = json.loads(wait_until(lambda: log.exists() and log.read_text().strip(), 20, "it speaks"))
+    text = wait_until(lambda: log.read_text().strip() if log.exists() else "", 20, "it speaks")
+    env, stdin = json.loads(text)
     launcher.stop_all()
     assert stdin == ""
     assert env["SYNCLINE_WORKER"] == "w0"
@@ -139,6 +140,6 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 def _dead(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from syncline.contract.events import Mode, Phase, UpdateMetrics
+from syncline.contract.events import Mode, Phase, PhaseName, UpdateMetrics
 from syncline.scheduler.machine import begin
 from syncline.scheduler.policy import Cycle, cycles, decide, fits
 
@@ -97,10 +97,10 @@ def metric(update: int, at: float, mode: Mode = "colocated", **more: float) -> U
     )  # fmt: skip
 
 
-def phase(name: str, at: float, mode: Mode = "colocated") -> Phase:
+def phase(name: PhaseName, at: float) -> Phase:
     return Phase(
-        seq=1, mode=mode, phase=name, rollout="awake", trainer="asleep", gate="open", update=0, at=at
-    )  # type: ignore[arg-type]
+        seq=1, mode="colocated", phase=name, rollout="awake", trainer="asleep", gate="open", update=0, at=at
+    )
 
 
 def test_cycles_are_read_from_metrics_and_phases() -> None:

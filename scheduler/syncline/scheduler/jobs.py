@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from logging import Logger
 from pathlib import Path
 
 import msgspec
@@ -16,34 +15,20 @@ import msgspec
 from syncline.contract import events as e
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import DEAD, EVENTS, JOB, KEYS, SAMPLES
-from syncline.runtime.bus import BadMessage, Bus, Entry, unpack
-from syncline.runtime.errands import Errands
+from syncline.runtime.bus import BadMessage, Entry, unpack
 from syncline.runtime.ledger import Ledger
-from syncline.runtime.settings import Settings
-from syncline.scheduler import machine, observe
+from syncline.scheduler import invariants, machine, observe
 from syncline.scheduler.feed import Feeder
-from syncline.scheduler.launch.launcher import Launcher, Observed, Placement
-from syncline.scheduler.placement import Commands, place, workers
-from syncline.scheduler.policy import Policy
+from syncline.scheduler.launch.launcher import Placement
+from syncline.scheduler.lookout import Lookout, Tools
+from syncline.scheduler.placement import workers
 from syncline.scheduler.saved import Saved, Watch, save
 from syncline.scheduler.stages import STANCES, TRAINER, State
 from syncline.scheduler.waits import waits
 
 PAGE = 200  # events folded before a save
-PATIENCE = 2.0  # seconds for which a batch must look short: the trainer may be about to claim
+LEAK = 1.1  # times its baseline that a sleeping engine may hold
 BEAT = 1.0  # seconds between samples of the ledger
-
-
-class Tools(msgspec.Struct, frozen=True):
-    """What the scheduler hands to each job that it runs. `holder`: this scheduler's incarnation."""
-
-    bus: Bus
-    holder: str
-    settings: Settings
-    launcher: Launcher
-    errands: Errands
-    commands: Commands
-    log: Logger
 
 
 class Job:
@@ -62,12 +47,10 @@ class Job:
             max_attempts=spec.limits.attempts,
         )
         self._feeder = Feeder(job, spec, self._ledger, tools.errands)
-        self._policy = Policy(tools.bus, job, spec)
+        self._lookout = Lookout(tools, job, spec, self._ledger)
         self._since, self._stage = time.time(), saved.state.stage
-        self._short: float | None = None
         self._beat = 0.0
         self._fields: dict[str, str] = {}  # of the job hash, as written last
-        self._view: observe.Seen | None = None
 
     # ---- one turn --------------------------------------------------------------------------------------------
     def fold(self, block: float | None) -> bool:
@@ -81,7 +64,7 @@ class Job:
         for entry in entries:
             event = self._event(entry)
             if event is not None:
-                self.saved.state, commands = machine.step(self.saved.state, event)
+                commands = self._step(event)
                 self._note(event)
                 orders += [phase(command) for command in commands if isinstance(command, machine.Order)]
             self.saved.cursor = entry.id
@@ -91,36 +74,18 @@ class Job:
         return len(entries) < PAGE
 
     def look(self) -> None:
-        """Compare what runs and what the ledger holds with what the machine knows, and tell it the difference."""
-        found: list[e.Event] = []
-        try:
-            wanted = place(
-                self.job,
-                self.spec,
-                self.state,
-                self._tools.settings.environ(),
-                self.folder,
-                self._tools.commands,
-            )
-            self._tools.launcher.apply(wanted)
-        except ValueError as error:
-            found.append(e.Failed(who="scheduler", reason=str(error)))
-        found += self._deaths(self._tools.launcher.observe())
-        self._view = self._see()
-        if self._view is not None and self.state.stage != "done":
-            found += self._patient(observe.ledger_events(self.state, self._view))
-        found += self._wishes()
-        found += self._overdue()
-        for event in found:
+        """Tell the machine where the world differs from what it knows."""
+        for event in self._lookout.look(self.saved, self._since):
             self._bus.append(EVENTS.at(self.job), event)
 
     def feed(self) -> None:
         """Submit groups while the gate is open and there is room; repair what was lost."""
         if self.state.stage == "done":
             return
-        if self._view is not None and STANCES[self.state.stage].gate == "open":
+        view = self._lookout.view
+        if view is not None and STANCES[self.state.stage].gate == "open":
             schedule, batch = self.spec.schedule, self.spec.batch
-            groups = observe.room(self.state, self._view, batch.groups, schedule.max_lag)
+            groups = observe.room(self.state, view, batch.groups, schedule.max_lag)
             if groups:
                 self._feeder.submit(self.saved.watch, groups)
                 self.write()
@@ -199,6 +164,21 @@ class Job:
         if self.state.stage != self._stage:
             self._stage, self._since = self.state.stage, time.time()
 
+    def _step(self, event: e.Event) -> tuple[machine.Command, ...]:
+        """One step of the machine. One that breaks an invariant is not taken: it ends the job with its story."""
+        before = self.state
+        after, commands = machine.step(before, event)
+        try:
+            invariants.check(after)
+            invariants.check_step(before, event, after, commands)
+        except invariants.BrokenInvariant as error:
+            self._tools.log.error("%s: %s", self.job, error)
+            after, commands = machine.step(
+                before, e.Failed(who="scheduler", reason=f"broken invariant: {error}")
+            )
+        self.saved.state = after
+        return commands
+
     def _event(self, entry: Entry) -> e.Event | None:
         try:
             event: e.Event = unpack(entry, e.Event)
@@ -210,7 +190,7 @@ class Job:
         return event
 
     def _note(self, event: e.Event) -> None:
-        self._policy.note(event)
+        self._lookout.policy.note(event)
         watch = self.saved.watch
         match event:
             case e.WorkerUp(who=who):
@@ -219,69 +199,10 @@ class Job:
                 watch.awaited.setdefault(who, time.time())
             case e.SwitchTo(why="plan"):
                 watch.plan += 1
-
-    # ---- what is real ----------------------------------------------------------------------------------------
-    def _deaths(self, observed: Observed) -> list[e.Event]:
-        """A `WorkerLost` for each process that died since it was last told."""
-        found: list[e.Event] = []
-        told = self.saved.watch.deaths
-        for name, view in observed.processes.items():
-            who = name.removeprefix(f"{self.job}/")
-            deaths = view.starts - (view.state in ("running", "stopping"))
-            if deaths > told.get(who, 0):
-                self._tools.log.warning("%s died (exit %s), %d starts", name, view.exit, view.starts)
-                found.append(e.WorkerLost(who=who, exit=view.exit))
-            told[who] = deaths
-        return found
-
-    def _see(self) -> observe.Seen | None:
-        """The ledger's state, or None if a claim was made or undone while it was read."""
-        schedule = self.spec.schedule
-        before = self._ledger.claimed_version()
-        groups = self._ledger.groups()
-        if self._ledger.claimed_version() != before:
-            return None
-        draining = self.state.stage == "drain"
-        members = (
-            [m for g, it in groups.items() for m in self._ledger.members(g, it.size)] if draining else []
-        )
-        return observe.seen(
-            groups,
-            members,
-            before,
-            -1 if self.state.minted is None else self.state.minted.number,
-            self.spec.batch.groups,
-            schedule.max_lag,
-            schedule.lag_policy,
-        )
-
-    def _patient(self, found: list[e.Event]) -> list[e.Event]:
-        """`found`, but a short batch only when it has looked short for a while."""
-        short = any(isinstance(event, e.BatchShort) for event in found)
-        self._short = (self._short or time.monotonic()) if short else None
-        if self._short is not None and time.monotonic() - self._short < PATIENCE:
-            return [event for event in found if not isinstance(event, e.BatchShort)]
-        return found
-
-    def _wishes(self) -> list[e.Event]:
-        """A switch that the spec's plan or the measured policy asks for now."""
-        state = self.state
-        if state.minted is None or state.stage == "done":
-            return []
-        due = [plan for plan in self.spec.schedule.switches if plan.at_update <= state.minted.number]
-        if len(due) > self.saved.watch.plan:
-            return [e.SwitchTo(mode=plan.mode, why="plan") for plan in due[self.saved.watch.plan :]]
-        mode = self._policy.wish(state)
-        return [] if mode is None else [e.SwitchTo(mode=mode, why="policy")]
-
-    def _overdue(self) -> list[e.Event]:
-        """A `Failed` for the first wait that is over its deadline."""
-        now = time.time()
-        for wait in waits(self.spec, self.state, self._since, self.saved.watch.awaited):
-            if now > wait.deadline:
-                reason = f"waited {now - wait.since:.0f} s for {wait.name} of {wait.owner}: {wait.detail}"
-                return [e.Failed(who="scheduler", reason=reason)]
-        return []
+            case e.Slept(who=who, resident=resident, baseline=baseline) if resident > LEAK * baseline:
+                story = "%s: %s sleeps and still holds %d MB, it began with %d MB"
+                self._tools.log.warning(story, self.job, who, resident >> 20, baseline >> 20)
+                self._bus.hincrby(JOB.at(self.job), "leaks")
 
 
 def phase(order: machine.Order) -> e.Phase:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from syncline.runtime.errands import Errands
 from syncline.runtime.service import ServiceContext
-from syncline.scheduler.jobs import Tools
 from syncline.scheduler.launch.launcher import Placement
 from syncline.scheduler.launch.local import LocalLauncher
+from syncline.scheduler.lookout import Tools
 from syncline.scheduler.placement import COMMANDS, Commands
 from syncline.scheduler.queue import Queue
 from syncline.scheduler.saved import SERVICE

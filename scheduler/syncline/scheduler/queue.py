@@ -31,7 +31,8 @@ from syncline.contract.streams import (
 from syncline.runtime.bus import BadMessage, Entry, pack, unpack
 from syncline.runtime.durable import write_whole
 from syncline.runtime.lease import LeaseLost
-from syncline.scheduler.jobs import Job, Tools, begin
+from syncline.scheduler.jobs import Job, begin
+from syncline.scheduler.lookout import Tools
 from syncline.scheduler.saved import SERVICE, load
 
 LOOK = 0.5  # seconds between looks at the list of jobs

@@ -80,8 +80,9 @@ def save(
     """Write memory, orders and fields of the job hash in one script. Raises `LeaseLost`."""
     saved.turn += 1
     keys = [LOCK.at(SERVICE), MACHINE.at(job), PHASE.at(job), PHASES.at(job), JOB.at(job)]
-    memory = [msgspec.json.encode(saved.state), saved.cursor, msgspec.json.encode(saved.watch)]
+    memory: list[Value] = [msgspec.json.encode(saved.state), saved.cursor, msgspec.json.encode(saved.watch)]
     told = [part for pair in fields.items() for part in pair]
-    args: list[Value] = [holder, saved.turn, *memory, len(orders), *(pack(order) for order in orders), *told]
+    args: list[Value] = [holder, saved.turn, *memory, len(orders)]
+    args += [*map(pack, orders), *told]
     if not bus.script(_SAVE)(keys, args):
         raise LeaseLost(f"the scheduler's lease is not {holder}'s any more: {job} was not written")

@@ -22,23 +22,21 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Literal
 
 import msgspec
 import psutil
 
+from syncline.scheduler.launch.identity import TOKEN, alive, boot, since_boot, with_token
 from syncline.scheduler.launch.launcher import Observed, Placement, Process, ProcessView
 
-TOKEN = "SYNCLINE_LAUNCH"
 ALLOWED = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "TMPDIR")
 ALLOWED_PREFIXES = ("SYNCLINE_", "OTEL_", "PYTHON")
 FIRST_BACK_OFF = 0.2
 LAST_BACK_OFF = 5.0
 GOOD_LIFE = 30.0  # seconds; a process that lived so long starts again at once
-SAME_START = 2.0  # seconds; start times come by way of a boot time that the kernel rounds to seconds
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LauncherBusy(RuntimeError):
@@ -111,7 +109,6 @@ class LocalLauncher:
             raise
         self._adopt_unfinished_starts()
 
-    # ---- the protocol --------------------------------------------------------------------------------------
     def apply(self, placement: Placement) -> None:
         """Take the next step towards `placement`; never waits."""
         self._refresh()
@@ -183,7 +180,7 @@ class LocalLauncher:
             record.token = ""
             raise ValueError(f"process {process.name!r} cannot be started: {error}") from None
         self._children[child.pid] = child
-        record.pid, record.created = child.pid, _since_boot(psutil.Process(child.pid))
+        record.pid, record.created = child.pid, since_boot(psutil.Process(child.pid))
         record.started, record.dead, record.exit = time.time(), False, None
         record.starts += 1
         self._save()
@@ -204,7 +201,7 @@ class LocalLauncher:
     # ---- what is there -------------------------------------------------------------------------------------
     def _refresh(self) -> None:
         for record in self._records.values():
-            if not record.dead and record.pid is not None and not _alive(record.pid, record.created):
+            if not record.dead and record.pid is not None and not alive(record.pid, record.created):
                 self._bury(record, record.pid)
 
     def _bury(self, record: _Record, pid: int) -> None:
@@ -215,20 +212,20 @@ class LocalLauncher:
             record.back_off = FIRST_BACK_OFF
         record.due = time.time() + record.back_off
         record.back_off = min(LAST_BACK_OFF, 2 * record.back_off)
-        for orphan in _with_token(record.token):
+        for orphan in with_token(record.token):
             orphan.kill()
 
     def _adopt_unfinished_starts(self) -> None:
         for record in self._records.values():
             record.due = min(record.due, time.time() + LAST_BACK_OFF)  # the clock may have been set back
             if record.pid is None and record.dead and record.token:
-                for found in _with_token(record.token):
+                for found in with_token(record.token):
                     if os.getpgid(found.pid) == found.pid:
-                        record.pid, record.created, record.dead = found.pid, _since_boot(found), False
+                        record.pid, record.created, record.dead = found.pid, since_boot(found), False
                         record.started, record.starts = found.create_time(), record.starts + 1
 
     def _save(self) -> None:
-        state = msgspec.json.encode(_State(boot=_boot(), processes=self._records))
+        state = msgspec.json.encode(_State(boot=boot(), processes=self._records))
         if state == self._saved:
             return
         temporary = self._file.with_name(self._file.name + ".new")
@@ -247,7 +244,7 @@ def _load(state_file: Path) -> dict[str, _Record]:
         state = msgspec.json.decode(state_file.read_bytes(), type=_State)
     except msgspec.MsgspecError as error:
         raise ValueError(f"launcher state {state_file}: {error}") from None
-    if state.boot != _boot():
+    if state.boot != boot():
         for record in state.processes.values():
             record.dead, record.pid, record.token = True, None, ""
     return state.processes
@@ -283,30 +280,3 @@ def _own(lock_file: Path) -> IO[bytes]:
         lock.close()
         raise LauncherBusy(f"another launcher owns {lock_file}") from None
     return lock
-
-
-def _boot() -> str:
-    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-
-
-def _since_boot(process: psutil.Process) -> float:
-    return float(process.create_time() - psutil.boot_time())
-
-
-def _alive(pid: int, created: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        same = abs(_since_boot(process) - created) < SAME_START
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _with_token(token: str) -> Iterable[psutil.Process]:
-    """Processes that carry `token` in their environment: the child, and what it started."""
-    for process in psutil.process_iter():
-        try:
-            if token and process.environ().get(TOKEN) == token:
-                yield process
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue

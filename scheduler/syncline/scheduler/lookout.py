@@ -1,0 +1,137 @@
+"""What is real about a job: its processes, its ledger, the clock. Told to the machine as events.
+
+Level-triggered: what the machine does not know of yet is told again each time, until it does.
+"""
+
+from __future__ import annotations
+
+import time
+from logging import Logger
+from pathlib import Path
+
+import msgspec
+
+from syncline.contract import events as e
+from syncline.contract.job import JobSpec
+from syncline.runtime.bus import Bus
+from syncline.runtime.errands import Errands
+from syncline.runtime.ledger import Ledger
+from syncline.runtime.settings import Settings
+from syncline.scheduler import observe
+from syncline.scheduler.launch.launcher import Launcher, Observed
+from syncline.scheduler.placement import Commands, place
+from syncline.scheduler.policy import Policy
+from syncline.scheduler.saved import Saved, Watch
+from syncline.scheduler.stages import State
+from syncline.scheduler.waits import waits
+
+PATIENCE = 2.0  # seconds for which a batch must look short: the trainer may be about to claim
+APPLY = 0.3  # seconds between looks at the processes
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """What the scheduler hands to each job that it runs. `holder`: this scheduler's incarnation."""
+
+    bus: Bus
+    holder: str
+    settings: Settings
+    launcher: Launcher
+    errands: Errands
+    commands: Commands
+    log: Logger
+
+
+class Lookout:
+    """Looks at what is real. `view`: the ledger as seen last; None: a claim changed while it was read."""
+
+    def __init__(self, tools: Tools, job: str, spec: JobSpec, ledger: Ledger) -> None:
+        self._tools, self._job, self._spec, self._ledger = tools, job, spec, ledger
+        self.policy = Policy(tools.bus, job, spec)
+        self.view: observe.Seen | None = None
+        self._short: float | None = None
+        self._applied = float("-inf")
+
+    def look(self, saved: Saved, since: float) -> list[e.Event]:
+        """Where the world differs from `saved`. `since`: wall-clock second at which the stage was entered."""
+        state, watch = saved.state, saved.watch
+        found = self._processes(state, watch)
+        self.view = self._see(state)
+        if state.stage == "done":
+            return found
+        if self.view is not None:
+            found += self._patient(observe.ledger_events(state, self.view))
+        return found + self._wishes(state, watch) + self._overdue(state, watch, since)
+
+    def _processes(self, state: State, watch: Watch) -> list[e.Event]:
+        """Bring the processes a step nearer to what is wanted; what has happened to them."""
+        if time.monotonic() - self._applied < APPLY:
+            return []
+        self._applied = time.monotonic()
+        settings, launcher = self._tools.settings, self._tools.launcher
+        folder: Path = settings.job_dir(self._job)
+        wanted = place(self._job, self._spec, state, settings.environ(), folder, self._tools.commands)
+        try:
+            launcher.apply(wanted)
+        except ValueError as error:
+            return [e.Failed(who="scheduler", reason=str(error))]
+        return self._deaths(launcher.observe(), watch.deaths)
+
+    def _deaths(self, observed: Observed, told: dict[str, int]) -> list[e.Event]:
+        """A `WorkerLost` for each process that died since it was last told."""
+        found: list[e.Event] = []
+        for name, view in observed.processes.items():
+            who = name.removeprefix(f"{self._job}/")
+            deaths = view.starts - (view.state in ("running", "stopping"))
+            if deaths > told.get(who, 0):
+                self._tools.log.warning("%s died (exit %s), %d starts", name, view.exit, view.starts)
+                found.append(e.WorkerLost(who=who, exit=view.exit))
+            told[who] = deaths
+        return found
+
+    def _see(self, state: State) -> observe.Seen | None:
+        """The ledger's state, or None if a claim was made or undone while it was read."""
+        schedule = self._spec.schedule
+        before = self._ledger.claimed_version()
+        groups = self._ledger.groups()
+        if self._ledger.claimed_version() != before:
+            return None
+        draining = state.stage == "drain"
+        members = (
+            [m for g, it in groups.items() for m in self._ledger.members(g, it.size)] if draining else []
+        )
+        return observe.seen(
+            groups,
+            members,
+            before,
+            -1 if state.minted is None else state.minted.number,
+            self._spec.batch.groups,
+            schedule.max_lag,
+            schedule.lag_policy,
+        )
+
+    def _patient(self, found: list[e.Event]) -> list[e.Event]:
+        """`found`, but a short batch only when it has looked short for a while."""
+        short = any(isinstance(event, e.BatchShort) for event in found)
+        self._short = (self._short or time.monotonic()) if short else None
+        if self._short is not None and time.monotonic() - self._short < PATIENCE:
+            return [event for event in found if not isinstance(event, e.BatchShort)]
+        return found
+
+    def _wishes(self, state: State, watch: Watch) -> list[e.Event]:
+        """A switch that the spec's plan or the measured policy asks for now."""
+        if state.minted is None:
+            return []
+        due = [plan for plan in self._spec.schedule.switches if plan.at_update <= state.minted.number]
+        if len(due) > watch.plan:
+            return [e.SwitchTo(mode=plan.mode, why="plan") for plan in due[watch.plan :]]
+        mode = self.policy.wish(state)
+        return [] if mode is None else [e.SwitchTo(mode=mode, why="policy")]
+
+    def _overdue(self, state: State, watch: Watch, since: float) -> list[e.Event]:
+        """A `Failed` for the first wait that is over its deadline."""
+        now = time.time()
+        for wait in waits(self._spec, state, since, watch.awaited):
+            if now > wait.deadline:
+                reason = f"waited {now - wait.since:.0f} s for {wait.name} of {wait.owner}: {wait.detail}"
+                return [e.Failed(who="scheduler", reason=reason)]
+        return []

@@ -1,0 +1,146 @@
+"""What the ledger means to the machine, and what a job waits for: pure decisions on hand-made states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from syncline.contract import events as e
+from syncline.contract.job import JobSpec
+from syncline.contract.version_path import VersionId
+from syncline.runtime.ledger_shapes import LedgerEntry, OpenGroup
+from syncline.scheduler.machine import begin
+from syncline.scheduler.observe import Seen, ledger_events, room, seen
+from syncline.scheduler.stages import Engine, Stage, State
+from syncline.scheduler.waits import waits
+
+SPEC = JobSpec.model_validate({"name": "n", "model": {"name": "m"}, "batch": {"groups": 2}})
+EMPTY = Seen(in_flight=0, ready=0, claimable=False, claimed=False, open=0, unclaimed=0, updates_claimed=0)
+
+
+def state(stage: Stage, **facts: Any) -> State:
+    """A state whose engines have acknowledged the present orders."""
+    first, _ = begin(4, ("w0",), "colocated")
+    engines = {name: Engine(slept=9, woke=9) for name in first.engines}
+    values = {"engines": engines, "seq": 9, "minted": VersionId(0, 1), "drained": False, **facts}
+    return msgspec.structs.replace(first, stage=stage, **values)
+
+
+def group(oldest: int, phase: Any = "ready") -> OpenGroup:
+    return OpenGroup(2, 2, 0, oldest, phase, -1)
+
+
+def entry(state_: Any, worker: str | None = "w0", reward: Any = None) -> LedgerEntry:
+    return LedgerEntry(
+        trajectory="j1-0-0",
+        state=state_,
+        attempt=1,
+        group=0,
+        index=0,
+        prompt=0,
+        worker=worker,
+        version=None,
+        update=None,
+        reason="",
+        stream_id=None,
+        work_id=None,
+        reward=reward,
+    )
+
+
+def view_of(
+    groups: dict[int, OpenGroup], *members: LedgerEntry, version: int = 1, policy: str = "wait"
+) -> Seen:
+    return seen(groups, members, version - 1, version, 2, 1, policy)
+
+
+@pytest.mark.parametrize(
+    ("member", "counts"),
+    [
+        (entry("running"), 1),
+        (entry("running", worker=None), 0),
+        (entry("buffered"), 1),
+        (entry("buffered", reward="unscored"), 0),
+        (entry("failed"), 0),
+    ],
+)
+def test_in_flight_is_what_was_begun_or_waits_for_its_reward(member: LedgerEntry, counts: int) -> None:
+    assert view_of({0: group(1, "open")}, member).in_flight == counts
+
+
+def test_a_batch_counts_when_it_can_be_claimed_within_the_bound() -> None:
+    two = {0: group(1), 1: group(1)}
+    assert view_of(two).claimable
+    overdue_behind = {
+        **two,
+        2: group(0, "open"),
+    }  # due now and not ready: claiming others would break the bound
+    assert not view_of(overdue_behind).claimable
+    assert view_of(overdue_behind, policy="expire").claimable
+    assert not view_of({0: group(1), 1: group(1, "claimed")}).claimable
+    too_old = {0: group(0), 1: group(1)}
+    assert not view_of(too_old, version=2, policy="expire").claimable
+    assert view_of(too_old, version=2, policy="mask_old_tokens").claimable
+
+
+def test_events_are_seen_again_until_the_machine_knows() -> None:
+    ready = msgspec.structs.replace(EMPTY, ready=2, claimable=True)
+    assert ledger_events(state("sample"), ready) == [e.BatchReady(groups=2, seq=9)]
+    assert ledger_events(state("sample", batch=True), ready) == []
+    assert ledger_events(state("drain"), EMPTY) == [e.Drained(seq=9)]
+    assert ledger_events(state("drain", drained=True), EMPTY) == []
+    assert ledger_events(state("drain"), msgspec.structs.replace(EMPTY, in_flight=1)) == []
+
+
+def test_nothing_is_drained_before_every_worker_has_heard_of_the_shut_gate() -> None:
+    deaf = {"w0": Engine(slept=3, woke=8), "trainer": Engine(slept=9)}
+    assert ledger_events(state("drain", engines=deaf, gate_since=9), EMPTY) == []
+
+
+def test_a_batch_is_short_only_for_an_awake_trainer_with_updates_to_make() -> None:
+    assert ledger_events(state("train"), EMPTY) == [e.BatchShort(groups=0, seq=9)]
+    assert ledger_events(state("train", minted=VersionId(0, 4)), EMPTY) == []
+    assert ledger_events(state("train", minted=None), EMPTY) == []
+    assert ledger_events(state("train", trainer_since=10), EMPTY) == []
+    assert ledger_events(state("train"), msgspec.structs.replace(EMPTY, claimed=True)) == []
+
+
+def test_room_is_one_batch_colocated_and_the_credits_disjoint_and_never_more_than_of_use() -> None:
+    assert room(state("sample"), EMPTY, batch=3, max_lag=2) == 3
+    assert room(state("flow", mode="disjoint"), EMPTY, batch=3, max_lag=2) == 9
+    held = msgspec.structs.replace(EMPTY, open=4, unclaimed=2, updates_claimed=3)
+    assert (
+        room(state("flow", mode="disjoint"), held, batch=3, max_lag=2) == 1
+    )  # one update left, two groups there
+    assert room(state("sample"), held, batch=3, max_lag=2) == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "stage", "name", "owner"),
+    [
+        ({}, "sample", "batch", "rollout"),
+        ({}, "drain", "drain", "rollout"),
+        ({"drained": True}, "drain", "device", "trainer"),
+        ({}, "yield", "device", "trainer"),
+        ({"rollout_since": 10}, "clear", "device", "w0"),
+        ({"trainer_since": 10}, "train", "device", "trainer"),
+        ({}, "sync", "activation", "sync"),
+    ],
+)
+def test_each_stage_that_waits_says_for_whom(
+    facts: dict[str, Any], stage: Stage, name: str, owner: str
+) -> None:
+    [wait] = waits(SPEC, state(stage, **facts), 100.0, {})
+    assert (wait.name, wait.owner, wait.since) == (name, owner, 100.0)
+    assert wait.deadline > 100.0
+
+
+def test_a_process_that_has_not_reported_is_waited_for() -> None:
+    [wait] = waits(SPEC, state("flow", mode="disjoint"), 100.0, {"w0": 50.0})
+    assert (wait.name, wait.owner, wait.deadline) == ("worker", "w0", 50.0 + SPEC.limits.worker_start)
+
+
+def test_a_paused_job_waits_for_nobody() -> None:
+    assert waits(SPEC, state("paused"), 100.0, {}) == []
