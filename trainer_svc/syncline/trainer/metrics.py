@@ -64,7 +64,6 @@ def metrics_of(
     reward, unscored = group_reward(segment)
     lags = [row.lag for row in rows]
     gaps = [abs(g) for score in scores.rows for g in score.gap]
-    same = _same_version(segment, scores)
     tally, tokens = result.tally, result.tally.tokens
     return UpdateMetrics(
         update=segment.update,
@@ -85,7 +84,7 @@ def metrics_of(
         clip_fraction=tally.clipped / tokens if tokens else None,
         gap_mean=_finite(_mean(gaps)),
         gap_max=_finite(max(gaps, default=None)),
-        same_version_gap=_finite(_mean(same)),
+        same_version_gap=_finite(_mean(_same_version(segment, scores))),
         kl=_finite(tally.kl / tokens) if tokens and kl_asked else None,
         response_mean=_mean([row.trajectory.sampled for row in rows]) or 0.0,
         masked_tokens=sum(_masked(row) for row in segment.members),

@@ -36,8 +36,6 @@ class Mint:
         """Export the present weights as `version` and hand it to sync; returns the hop's traceparent.
 
         traces   contexts of the trajectories that the version was trained on
-        The order matters: the record lies in Redis before sync can read of the version, and the scheduler
-        hears of it last.
         """
         with tracing.hop(
             MINTED_HOP,
@@ -49,35 +47,35 @@ class Mint:
         ) as hop:
             hop.set(parent=parent)  # an argument of that name would be the trace's parent
             files = engine.export(self._folder / "export" / str(version))
-            scored = canaries.score(engine, self._prefixes)
-            now = time.time()
-            record = VersionRecord(
+            minted = Minted(
+                job=self._job,
                 version=version,
                 parent=parent,
                 optimizer_step=version.number,
                 contract=self._contract,
-                state="minted",
+                artefact=f"export/{version}",
+                files=files,
+                canaries=canaries.score(engine, self._prefixes),
                 traceparent=hop.traceparent,
-                minted=now,
+                minted_at=time.time(),
             )
-            self._bus.hset(VERSIONS.at(self._job), str(version), msgspec.json.encode(record))
-            self._bus.append(
-                MINTED.at(self._job),
-                Minted(
-                    job=self._job,
-                    version=version,
-                    parent=parent,
-                    optimizer_step=version.number,
-                    contract=self._contract,
-                    artefact=f"export/{version}",
-                    files=files,
-                    canaries=scored,
-                    traceparent=hop.traceparent,
-                    minted_at=now,
-                ),
-            )
-            self._bus.append(EVENTS.at(self._job), events.Minted(version=version))
+            self._announce(minted)
         return hop.traceparent
+
+    def _announce(self, minted: Minted) -> None:
+        """In this order: the record is there before sync can read of the version, the scheduler hears last."""
+        record = VersionRecord(
+            version=minted.version,
+            parent=minted.parent,
+            optimizer_step=minted.optimizer_step,
+            contract=minted.contract,
+            state="minted",
+            traceparent=minted.traceparent,
+            minted=minted.minted_at,
+        )
+        self._bus.hset(VERSIONS.at(self._job), str(minted.version), msgspec.json.encode(record))
+        self._bus.append(MINTED.at(self._job), minted)
+        self._bus.append(EVENTS.at(self._job), events.Minted(version=minted.version))
 
     def known(self) -> list[VersionId]:
         """Versions that Redis remembers, oldest first."""
