@@ -187,7 +187,8 @@ def test_a_client_that_stops_speaking_is_let_go(server: Server, monkeypatch: pyt
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as speaker:
         speaker.sendall(
-            b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+            b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
         )
         said = speaker.recv(4096)
     assert b" 408 " in said.split(b"\r\n")[0]

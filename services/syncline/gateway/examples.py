@@ -100,8 +100,40 @@ PHASES = PhasePage(
     ],
     next=None,
 )
-METRICS: dict[str, Any] = {"items": [], "next": None}
-WORKERS: dict[str, Any] = {"items": [], "processes": []}
+METRICS: dict[str, Any] = {
+    "items": [
+        {
+            "update": 12,
+            "epoch": 0,
+            "mode": "colocated",
+            "reward": 0.41,
+            "lag_max": 1,
+            "lag_counts": {"0": 40, "1": 24},
+            "loss": 0.02,
+            "gap_mean": 0.0004,
+            "seconds": 0.8,
+            "skipped": False,
+            "at": _AT,
+        }
+    ],
+    "next": "1788000000000-0",
+}
+WORKERS: dict[str, Any] = {
+    "items": [
+        {
+            "worker": "w0",
+            "state": "serving",
+            "version": "0.12",
+            "digest": "9f" * 32,
+            "staged": None,
+            "running": 16,
+            "waiting": 0,
+            "tokens_per_second": 812.0,
+            "at": _AT,
+        }
+    ],
+    "processes": [{"service": "rollout", "name": "w0", "pid": 4711, "ready": True, "why": "", "at": _AT}],
+}
 EVENT_STREAM = (
     "id: 1788000000000-0_1788000000000-1_0-0_0-0\n"
     "event: event\n"
