@@ -94,31 +94,22 @@ class Stack:
 
         wait_until(there, seconds, f"update {update} of {job}", every=0.1)
 
-    def processes(self, name: str) -> list[psutil.Process]:
-        """Live processes of this stack that run `name` ("trainer", "rollout", "valkey", ...)."""
-        found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
-            line = " ".join(process.info["cmdline"] or [])
-            if process.info["status"] == psutil.STATUS_ZOMBIE:
-                continue
-            wanted = "valkey-server" in line if name == "redis" else f"syncline.{name}" in line
-            if wanted and self._ours(process):
-                found.append(process)
-        return found
-
-    def _ours(self, process: psutil.Process) -> bool:
-        try:
-            if process.environ().get("SYNCLINE_RUNS") == str(self.runs):
-                return True
-            return str(self.runs) in process.cwd() or str(self.runs) in " ".join(process.cmdline())
-        except psutil.Error:
-            return False
+    def pid(self, name: str) -> int | None:
+        """Pid of the live process `name` ("gateway", "redis", "trainer", "w0", ...), as its launcher knows it."""
+        for state in ("stack.json", "jobs.json"):
+            path = self.runs / "launch" / state
+            records = json.loads(path.read_text())["processes"] if path.exists() else {}
+            for full, known in records.items():
+                alive = not known["dead"] and known["pid"] and psutil.pid_exists(known["pid"])
+                if full.rpartition("/")[2] == name and alive:
+                    return int(known["pid"])
+        return None
 
     def kill(self, name: str) -> int:
-        """`kill -9` the first process called `name`; returns its pid."""
-        victim = wait_until(lambda: self.processes(name), 30, f"a process {name}")[0]
-        victim.send_signal(signal.SIGKILL)
-        return int(victim.pid)
+        """`kill -9` the process `name`; returns its pid."""
+        pid = wait_until(lambda: self.pid(name), 60, f"a process {name}")
+        os.kill(pid, signal.SIGKILL)
+        return pid
 
     def summary(self, job: str) -> dict[str, Any]:
         path = self.runs / job / "summary.json"

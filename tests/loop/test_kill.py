@@ -7,7 +7,7 @@ from guarantees import check
 from specs import spec
 from stack import Stack
 
-VICTIMS = ("gateway", "rollout", "errands", "scheduler", "trainer", "sync", "redis")
+VICTIMS = ("gateway", "w0", "errands", "scheduler", "trainer", "sync", "redis")
 
 
 @pytest.mark.slow
