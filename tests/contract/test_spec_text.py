@@ -220,9 +220,9 @@ def test_impossible_combinations_are_refused(keys: dict[str, Any], path: str) ->
     ids=range(19),
 )
 def test_hostile_json_is_refused_in_a_moment(text: bytes) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     refused(text)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_hostile_json_is_refused_in_a_moment(text: bytes) -> None:
     ids=range(13),
 )
 def test_hostile_toml_is_refused_in_a_moment(text: bytes) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     refused(text, parse_toml)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_brackets_in_strings_and_comments_nest_nothing() -> None:

@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -54,10 +55,10 @@ def strict_json(text: str | bytes) -> Any:
         raise SpecError([Problem(path="", message=f"is not JSON: {error}")]) from None
     repeated = [
         Problem(path=path, message="is given more than once", hint="keep one")
-        for path in _repeated(loaded, "")
+        for path in islice(_repeated(loaded, ""), MOST)
     ]
     if repeated:
-        raise SpecError(repeated[:MOST])
+        raise SpecError(repeated)
     return loaded
 
 
@@ -71,9 +72,9 @@ def parse_toml(text: str | bytes) -> JobSpec:
         loaded = tomllib.loads(source)
     except (ValueError, RecursionError) as error:
         raise SpecError([_toml_problem(source, str(error))]) from None
-    odd = list(_not_json(loaded, ""))
+    odd = list(islice(_not_json(loaded, ""), MOST))
     if odd:
-        raise SpecError(odd[:MOST])
+        raise SpecError(odd)
     return _checked(loaded)
 
 
