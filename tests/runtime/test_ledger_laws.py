@@ -370,8 +370,8 @@ def test_the_ledger_keeps_its_laws(redis_url: str, machine: type[LedgerMachine])
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=60,
+            max_examples=40,
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),

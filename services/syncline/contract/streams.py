@@ -177,7 +177,8 @@ COUNTS = Key(
     writers=("scheduler", "rollout", "errands", "trainer"),
     readers=("scheduler", "gateway", "trainer"),
     ends="with the job",
-    says="the ledger's sums: submitted, running, buffered, trained, filtered, failed, expired; claimed, refused",
+    says="the ledger's sums: submitted, running, buffered, trained, filtered, failed, expired; claimed, refused; and "
+    "`oldest:V`: unclaimed groups whose oldest version is V",
 )
 GROUPS = Key(
     name="groups",
@@ -228,7 +229,7 @@ DEAD = Key(
     name="dead",
     scope="job",
     kind="stream",
-    writers=("rollout", "trainer", "errands", "scheduler"),
+    writers=("rollout", "trainer", "errands", "scheduler", "sync"),
     readers=("gateway",),
     ends="with the job",
     says="dead letters: entries that could not be read or used up their attempts, with the reason; capped at 10,000",
@@ -260,7 +261,7 @@ MINTED = Key(
     writers=("trainer",),
     readers=("sync",),
     ends="with the job",
-    says="`version_path.Minted`; group `sync`; acknowledged when the version is active or superseded",
+    says="`version_path.Minted`; group `sync`; acknowledged when a newer one took its place (its canaries serve late workers)",
 )
 VERSIONS = Key(
     name="versions",

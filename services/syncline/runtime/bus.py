@@ -121,6 +121,8 @@ class Bus(Commands):
                 f"Redis at {_shown(self.url)} has maxmemory-policy {policy!r}: it would silently drop "
                 "trajectories; set it to 'noeviction'"
             )
+        if info.get("aof_enabled") != "1":
+            _LOG.warning("Redis at %s keeps no append-only file: jobs end with it", _shown(self.url))
         version = info.get("redis_version", "0")
         if int(version.split(".")[0]) < 7:
             raise UnsafeServer(f"Redis at {_shown(self.url)} is version {version}: 7.0 or newer is needed")
