@@ -135,10 +135,12 @@ class ScriptedWorker:
     def _live(self) -> None:
         bus, job = self._place.bus, self._place.job
         cursor = bus.last_id(SYNC.at(job))
-        self._beat()
-        self._ack("joined", None, -1)
+        asked = float("-inf")
         while not self._stop.is_set():
             self._beat()
+            if self.active is None and time.monotonic() > asked + 1.0:
+                asked = time.monotonic()  # again and again, as the real one does
+                self._ack("joined", None, -1)
             for entry in bus.read({SYNC.at(job): cursor}, block=0.1).get(SYNC.at(job), []):
                 cursor = entry.id
                 order = unpack(entry, SyncOrder)

@@ -246,6 +246,20 @@ def test_only_the_newest_minted_one_matters() -> None:
     assert s.ended() == [(2, "failed")]
 
 
+def test_who_waits_for_a_barrier_may_ask_meanwhile() -> None:
+    s = Story("barrier")
+    s.join("w0", "w1")
+    s.publish(0)
+    s.answer("w0", 0, "verified")
+    s.said()
+    s.join("w0")
+    assert s.said() == []
+    s.answer("w1", 0, "verified")
+    assert s.said() == [("commit", 0, ("w0", "w1"))]
+    s.join("w0")
+    assert s.said() == [("stage", 0, ("w0",))], "it slept: what was staged is gone"
+
+
 def test_a_barrier_under_way_gives_way_to_a_newer_version() -> None:
     s = Story("barrier")
     s.join("w0", "w1")

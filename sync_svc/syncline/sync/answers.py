@@ -68,6 +68,8 @@ def put_out(
 
 
 def _joined(state: State, known: Worker | None, ack: Ack) -> tuple[State, list[Effect]]:
+    if known is not None and known.incarnation == ack.incarnation and known.phase == "verified":
+        return state, []  # it waits for the others of a barrier, and asks meanwhile
     effects: list[Effect] = []
     if known is not None and known.active is not None:
         effects.append(Reached(version=known.active, worker=known.name, what="left"))

@@ -26,7 +26,8 @@ class Fleet:
 
         Looks at most once per `LOOK` seconds.
 
-        A worker that lives and has said what it serves is `Seen` each time; the machine knows if it is news.
+        A worker that lives and serves something is `Seen` each time; the machine knows if it is news. One
+        that serves nothing asks by itself (`joined`).
         """
         if at < self._looked + LOOK:
             return []
@@ -45,7 +46,7 @@ class Fleet:
             self._seen[name] = at
             incarnation = unpack(beat, Heartbeat).incarnation
             status = statuses.get(name)
-            if status is not None and status.incarnation == incarnation:
+            if status is not None and status.incarnation == incarnation and status.version is not None:
                 seen = Seen(
                     worker=name, incarnation=incarnation, version=status.version, digest=status.digest
                 )
