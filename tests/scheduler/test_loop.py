@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from syncline.contract import events as e
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import EVENTS, JOB, JOBS, PHASES, REQUESTS, SAMPLES
+from syncline.contract.streams import EVENTS, JOB, JOBS, LOCK, PHASES, REQUESTS, SAMPLES
 from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.ledger import Ledger
 
@@ -47,12 +47,14 @@ class Installation:
         self.scheduler.kill()
         self.scheduler.wait()
 
-    def stop(self) -> None:
+    def end_jobs(self) -> None:
         for job in self.jobs:
             if self.field(job, "state") not in e.TERMINAL_JOB_STATES:
                 self.ask(job, "cancel")
         for job in self.jobs:
             self.ended(job)
+
+    def stop(self) -> None:
         assert self.scheduler is not None
         self.scheduler.terminate()
         assert self.scheduler.wait(20) == 0
@@ -123,12 +125,19 @@ class Installation:
         assert not any(name.startswith(job) for name in state["processes"])
 
 
+@pytest.fixture(scope="module")
+def installation(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    made = Installation(redis_url, tmp_path_factory.mktemp("runs"))
+    made.start()
+    yield made
+    made.stop()
+
+
 @pytest.fixture
-def here(redis_url: str, tmp_path: Path) -> Iterator[Installation]:
-    installation = Installation(redis_url, tmp_path)
-    installation.start()
+def here(installation: Installation) -> Iterator[Installation]:
+    """The module's installation; what the test submitted has ended afterwards."""
     yield installation
-    installation.stop()
+    installation.end_jobs()
 
 
 @pytest.mark.parametrize("mode", ["colocated", "disjoint"])
@@ -223,3 +232,29 @@ def test_a_process_that_reports_too_late_fails_the_job_with_its_name(here: Insta
     here.submit(job, limits={"worker_start": 0.01})
     assert here.ended(job) == "failed"
     assert "for worker of trainer" in here.field(job, "reason")
+
+
+def test_a_job_whose_spec_cannot_be_read_fails_and_holds_nobody_up(here: Installation, job: str) -> None:
+    broken = job + "a"
+    here.bus.hset(JOB.at(broken), {"spec": '{"name": "x", "modell": 1}', "state": "queued"})
+    here.bus.zadd(JOBS.at(), {broken: 1.0})
+    here.jobs.append(broken)
+    here.submit(job)
+    assert here.ended(broken) == "failed"
+    assert "modell" in here.field(broken, "reason")
+    here.check(job)
+
+
+def test_a_frozen_scheduler_that_wakes_does_not_write(here: Installation, job: str) -> None:
+    here.submit(job, updates=6)
+    here.reached(job, 2)
+    assert here.scheduler is not None
+    here.scheduler.send_signal(signal.SIGSTOP)
+    here.bus.set(LOCK.at("scheduler"), "another", ttl=60)
+    before = here.phases(job)
+    here.scheduler.send_signal(signal.SIGCONT)
+    assert here.scheduler.wait(20) == 1
+    assert here.phases(job) == before
+    here.bus.delete(LOCK.at("scheduler"))
+    here.start()
+    here.check(job, 6)

@@ -109,7 +109,13 @@ class Queue:
         open_jobs = self._open_jobs()
         if self.current is None and open_jobs:
             begun = [job for job, state in open_jobs.items() if state != "queued"]
-            self.current = self._open((begun or list(open_jobs))[0])
+            job = (begun or list(open_jobs))[0]
+            try:
+                self.current = self._open(job)
+            except ValueError as error:  # a job that cannot be read must not hold up the others
+                self._tools.log.error("%s cannot be run: %s", job, error)
+                ending = {"state": "failed", "reason": str(error), "ended": repr(time.time())}
+                self._set(job, open_jobs[job], ending)
         for job, state in open_jobs.items():
             if state == "queued" and self.current is not None and job != self.current.job:
                 self._say_why(job, self.current)
