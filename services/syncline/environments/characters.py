@@ -1,8 +1,8 @@
 """Character games that a model with random weights learns within minutes.
 
 The prompt is `reverse:hca=` and the right response `ach`; `copy` answers `hca`, `sort` `ach`, `successor` (each
-symbol's next one) `adb`. `continue` shows one symbol, `continue:f`, and is answered by the ones that follow it in
-the alphabet, begun again after the last: `gha`. It is the quickest to learn, at any length.
+symbol's next one) `adb`. `kind` shows one symbol, `kind:7=`, and is answered by any of its kind, digits for a digit
+and letters for a letter: many answers are right, so it is the quickest to learn, at any length.
 
 Items are endless and drawn from `(seed, index)`. The reward is dense: the share of right positions, counted over
 the longer of response and answer, so that a character too many or too few costs as much as a wrong one.
@@ -25,7 +25,7 @@ LEGAL = "abcdefghijklmnopqrstuvwxyz0123456789"
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`length` symbols to answer with; an order of symbols is always that of `alphabet`."""
 
-    game: Literal["reverse", "copy", "sort", "successor", "continue"] = "reverse"
+    game: Literal["reverse", "copy", "sort", "successor", "kind"] = "reverse"
     length: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
     alphabet: (
         Annotated[int, msgspec.Meta(ge=2, le=36)] | Annotated[str, msgspec.Meta(min_length=2, max_length=36)]
@@ -64,21 +64,20 @@ class Characters(SingleTurn):
         self.seed = seed
 
     def prompt(self, index: int) -> Prompt:
-        """The game and its symbols, with the answer in `meta`."""
+        """The game and its symbols, with the answer (for `kind`, one of them) in `meta`."""
         symbols = self._symbols(index)
-        text = f"continue:{symbols}" if self.options.game == "continue" else f"{self.options.game}:{symbols}="
         meta = {"game": self.options.game, "symbols": symbols, "answer": self._answer(symbols)}
-        return Prompt(index=index, text=text, meta=meta)
+        return Prompt(index=index, text=f"{self.options.game}:{symbols}=", meta=meta)
 
     def score(self, index: int, text: str) -> float:
         """Share of right positions, in [0, 1]."""
         answer = self._answer(self._symbols(index))
-        right = sum(a == b for a, b in zip(answer, text, strict=False))
+        right = sum(self._right(a, b) for a, b in zip(answer, text, strict=False))
         return right / max(len(answer), len(text))
 
     def _symbols(self, index: int) -> str:
         draw = random.Random(f"characters:{self.seed}:{require_index(index)}")
-        shown = 1 if self.options.game == "continue" else self.options.length
+        shown = 1 if self.options.game == "kind" else self.options.length
         return "".join(draw.choices(self.alphabet, k=shown))
 
     def _answer(self, symbols: str) -> str:
@@ -91,10 +90,11 @@ class Characters(SingleTurn):
             case "sort":
                 return "".join(sorted(symbols, key=order.index))
             case "successor":
-                return "".join(self._after(symbol, 1) for symbol in symbols)
-            case "continue":
-                return "".join(self._after(symbols, step) for step in range(1, self.options.length + 1))
+                return "".join(order[(order.index(symbol) + 1) % len(order)] for symbol in symbols)
+            case "kind":
+                return symbols * self.options.length
 
-    def _after(self, symbol: str, steps: int) -> str:
-        order = self.alphabet
-        return order[(order.index(symbol) + steps) % len(order)]
+    def _right(self, wanted: str, given: str) -> bool:
+        if self.options.game == "kind":
+            return given in LEGAL and given.isdigit() == wanted.isdigit()
+        return given == wanted
