@@ -7,6 +7,7 @@ training step, so that a span scored under the wrong version cannot look right b
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -29,8 +30,70 @@ from syncline.runtime.store import BlobStore
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 FAMILIES = ("tiny-dense", "tiny-moe", "tiny-hybrid", "tiny-kimi", "tiny-glm")
+_COMMON: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.06,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "intermediate_size": 64,
+}
+_SPARSE = {"num_local_experts": 8, "num_experts_per_tok": 2}
+FURTHER: dict[str, dict[str, Any]] = {
+    # layers that see a window of 8 tokens, alternating with full ones, and attention sinks
+    "gpt-oss": {"model_type": "gpt_oss", **_COMMON, **_SPARSE, "head_dim": 16, "sliding_window": 8},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        **_COMMON,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    },
+    # layers whose only state is a convolution
+    "lfm2": {
+        "model_type": "lfm2",
+        **_COMMON,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+    },
+    # latent attention without an index
+    "deepseek-v3": {
+        "model_type": "deepseek_v3",
+        **_COMMON,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "q_lora_rank": 24,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+    },
+}
+"""Families that no example ships: cache kinds that the examples leave out."""
+
 JOB = "j00000test"
 KEY = b"a key of the test job"
+
+
+def family_folder(name: str, scratch: Path) -> Path:
+    """The model folder of a family: an example's, or one written below `scratch`."""
+    if name in FAMILIES:
+        return MODELS / name
+    folder = scratch / "models" / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(FURTHER[name]))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((MODELS / "tiny-moe" / file).read_bytes())
+    return folder
 
 
 @lru_cache(maxsize=64)

@@ -18,12 +18,14 @@ import pytest
 import torch
 from conformance.forge import (
     FAMILIES,
+    FURTHER,
     JOB,
     KEY,
     MODELS,
     Forge,
     cold_logprobs,
     cold_replay,
+    family_folder,
     gap,
     plain,
 )
@@ -96,11 +98,11 @@ class RolloutEngineSuite:
         return self.serve(make(forge.folder, JOB, KEY, 64), forge, forge.version(0))
 
     # ---- sampling
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("family", [*FAMILIES, *FURTHER])
     def test_each_request_gets_the_result_that_it_gets_alone(
         self, make: MakeEngine, tmp_path: Path, family: str
     ) -> None:
-        forge = Forge(tmp_path, MODELS / family)
+        forge = Forge(tmp_path, family_folder(family, tmp_path))
         engine = self.serve(make(forge.folder, JOB, KEY, 16), forge, forge.version(0))
         wanted = requests(24)
         alone = {request.trajectory: run(engine, [request])[request.trajectory] for request in wanted}
