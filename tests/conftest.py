@@ -35,7 +35,7 @@ def redis_url() -> Iterator[str]:
         port=_free_port(),  # its own search always begins at the same port: two suites at once would collide
         data_dir=folder,
         unix_socket_path=folder / "s",
-        config={"appendonly": "yes", "maxmemory-policy": "noeviction", "save": ""},
+        config={"appendonly": "yes", "appendfsync": "no", "maxmemory-policy": "noeviction", "save": ""},
     )
     server.start()
     yield f"unix://{folder / 's'}"

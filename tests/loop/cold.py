@@ -91,7 +91,7 @@ def _score_carried(run: Path, config: Path, t: Trajectory, span: int, version: V
         held = model(run, version if number == span else part.version, config)
         # the span's engine feeds everything but its last sampled token, which the next span's engine feeds
         until = prompt + part.end - 1
-        logits = held(torch.tensor([ids[fed:until]]), past_key_values=cache, use_cache=True).logits[0]
+        logits = held(torch.tensor([ids[fed:until]]), cache=cache, use_cache=True).logits[0]
         if number == span:
             rows = [logits[prompt + part.start - 1 - fed :]]
         fed = until
