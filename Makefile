@@ -9,8 +9,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPEC ?= examples/quickstart.toml
 TORCH ?= torch==2.13.0
-# the CPU build is ten times smaller than the default one; on a GPU machine: make run TORCH_FROM=
-TORCH_FROM ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 2
+# where pip may also look for torch, for a CPU build that is ten times smaller: make run TORCH_FROM="--index-url ..."
+TORCH_FROM ?=
 
 HOME ?= /tmp
 OMP_NUM_THREADS ?= 1
@@ -18,7 +18,8 @@ export HOME OMP_NUM_THREADS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
-export PIP_NO_COMPILE := 1  # most of what is installed is never imported
+# most of what is installed is never imported
+export PIP_NO_COMPILE := 1
 
 .PHONY: run test types lint bench chaos clean
 
