@@ -27,9 +27,11 @@ from syncline.scheduler.cli_session import (
 
 if TYPE_CHECKING:
     from syncline.runtime.settings import Settings
+    from syncline.scheduler.client import Client
     from syncline.scheduler.stack import Up
 
 DOWN_SECONDS = 60.0
+REPORT_SECONDS = 20.0
 KNOWN_SECONDS = 15.0  # for a supervisor that was just started to write `up.json`
 
 
@@ -60,9 +62,21 @@ def _run_job(context: typer.Context, resolved: object) -> str:
         job = post_spec(client, resolved)
         note(f"job {job} submitted; Ctrl-C cancels it")
         ended = follow(client, job, cancel=True)
+        _await_report(client, job)
         say()
         show_report(client, job)
     return str(ended["state"])
+
+
+def _await_report(client: Client, job: str) -> None:
+    """The gateway writes the report a moment after the job has ended."""
+    from syncline.scheduler.stack import running
+
+    up = running(settings().runs)
+    summary = settings().runs / job / "summary.json"
+    end = time.monotonic() + REPORT_SECONDS
+    while up is not None and up.url == client.url and not summary.exists() and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def up(
