@@ -64,7 +64,7 @@ def alive(up: Up) -> bool:
     try:
         process = psutil.Process(up.supervisor)
         same = abs(process.create_time() - up.supervisor_started) < 2.0
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

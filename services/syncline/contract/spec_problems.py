@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -153,9 +152,10 @@ def _model_at(place: Sequence[str]) -> type[BaseModel] | None:
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
     """The model inside an annotation such as `SwitchPlan`, `tuple[SwitchPlan, ...]` or `KLSpec | None`."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return annotation if issubclass(annotation, BaseModel) else None
-    return next((m for m in map(_model_of, typing.get_args(annotation)) if m), None)
+    inside = typing.get_args(annotation)  # a parametrised generic passes for a class in Python 3.11
+    if inside or not isinstance(annotation, type):
+        return next((m for m in map(_model_of, inside) if m), None)
+    return annotation if issubclass(annotation, BaseModel) else None
 
 
 def _all_places(model: type[BaseModel], above: tuple[str, ...]) -> list[tuple[str, ...]]:
