@@ -20,8 +20,10 @@ def test_the_six_nouns_have_no_synonyms() -> None:
     found = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
-            name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else None
-            if name and SYNONYMS.search(name):
+            if not isinstance(node, ast.Name | ast.arg):
+                continue
+            name = node.id if isinstance(node, ast.Name) else node.arg
+            if SYNONYMS.search(name):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
     assert not found
 
