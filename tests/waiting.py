@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(predicate: Callable[[], T], seconds: float, what: str, every: float = 0.02) -> T:
+def wait_until(predicate: Callable[[], T | None], seconds: float, what: str, every: float = 0.02) -> T:
     """Return the first truthy value of `predicate`. Fails after `seconds`, naming `what` did not happen."""
     deadline = time.monotonic() + seconds
     while True:

@@ -44,7 +44,7 @@ def model(run: Path, version: VersionId, config: Path) -> Any:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(json.loads(config.read_text())))
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return loaded.eval()
+    return loaded.train(False)
 
 
 def _gather(logits_TV: torch.Tensor, ids: Sequence[int], temperature: float) -> list[float]:
