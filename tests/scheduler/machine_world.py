@@ -93,6 +93,9 @@ class World:
     updates: int
     mode: e.Mode
     max_lag: int
+    slow: str = ""  # a process that seldom reads its orders
+    deaf: str = ""  # a process that does not read them now
+    still: str = ""  # a worker that begins nothing now
     workers: tuple[str, ...] = ("w0", "w1")
     batch: int = 2
     orders: list[Any] = field(default_factory=list)
@@ -205,14 +208,14 @@ class World:
         newest = self.orders[-1]
         if p.reading is not None and p.updating is None and self._may_obey(p, p.reading):
             can.append(lambda: self._obey(p, p.reading))
-        elif p.reading is None and p.seen < newest.seq:
+        elif p.reading is None and p.seen < newest.seq and p.name != self.deaf:
             can.append(lambda: self._read(p, newest))
         if p.name == "trainer":
             return can + self._of_trainer(p)
         for i, g in enumerate(self.groups):
             if g.state == "begun" and g.by == p.name:
                 can.append(partial(self._publish, g))
-            elif g.state == "waiting" and self._may_begin(p, g):
+            elif g.state == "waiting" and p.name != self.still and self._may_begin(p, g):
                 can.append(partial(self._begin, p, i))
         return can
 
@@ -341,6 +344,7 @@ class World:
     # ---- runs ----------------------------------------------------------------------------------------------
     def act(self, dice: random.Random, calm: int, taste: int) -> None:
         """One thing that can happen; about one in `calm` is a disturbance. `taste`: a kind of them, 0: all."""
+        self.deaf = self.slow if dice.randrange(8) else ""
         can = self.productive()
         if not can or dice.randrange(calm) == 0:
             kinds = [kind for kind in self.disturbing() if kind]
@@ -348,8 +352,12 @@ class World:
         dice.choice(can)()
         self.judge()
 
-    def fair(self, over: Callable[[], bool], limit: int = 6000) -> None:
-        """No more disturbances; everything that can happen does, until `over` or nothing can."""
+    def fair(self, over: Callable[[], bool], limit: int = 6000, still: str = "") -> None:
+        """No more disturbances; everything that can happen does, until `over` or nothing can.
+
+        still   a worker that neither reads orders nor begins anything
+        """
+        self.deaf = self.still = still
         for turn in range(limit):
             can = self.productive()
             if over() or not can:
@@ -357,6 +365,14 @@ class World:
             can[turn * 7 % len(can)]()
             self.judge()
         raise Wrong(f"circling in {self.state.stage}: {self.state}")
+
+    def wake_up(self, name: str) -> None:
+        """A worker that was still begins all that it may under the order that it knows."""
+        worker, self.still = self.processes[name], ""
+        for i, group in enumerate(self.groups):
+            if worker.alive and worker.told and group.state == "waiting" and self._may_begin(worker, group):
+                self._begin(worker, i)
+        self.judge()
 
     def settle(self, stop: Callable[[], bool] | None = None) -> None:
         """A paused job is resumed, and then goes to its good end, or to where `stop` holds."""

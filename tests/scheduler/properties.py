@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 from hypothesis import strategies as st
-from machine_world import Machine, World, Wrong
+from machine_world import Group, Machine, World, Wrong
 
 from syncline.contract import events as e
 
@@ -23,6 +23,7 @@ class Story(NamedTuple):
     length: int  # number of choices
     calm: int  # about one choice in `calm` is a disturbance
     taste: int  # which kinds of disturbance
+    slow: str  # process that seldom reads its orders; "": none
 
 
 def stories() -> st.SearchStrategy[Story]:
@@ -35,12 +36,13 @@ def stories() -> st.SearchStrategy[Story]:
         length=st.integers(50, 500),
         calm=st.sampled_from([3, 8, 25]),
         taste=st.sampled_from([0, 0, 1, 2, 3, 4]),
+        slow=st.sampled_from(["", "w0", "trainer"]),
     )
 
 
 def told(on: Machine, story: Story) -> World:
     """The world after the story. Choices come from the seed: long stories go deep, short ones are what shrinks."""
-    world = World(on, story.updates, story.mode, story.max_lag)
+    world = World(on, story.updates, story.mode, story.max_lag, story.slow)
     dice = random.Random(story.seed)
     for _ in range(story.length):
         world.act(dice, story.calm, story.taste)
@@ -54,7 +56,7 @@ def safe(on: Machine, story: Story) -> None:
 
 def repeats(on: Machine, story: Story) -> None:
     """An event that was taken once changes nothing at any later time. A user's wishes are no such events."""
-    world = World(on, story.updates, story.mode, story.max_lag)
+    world = World(on, story.updates, story.mode, story.max_lag, story.slow)
     dice = random.Random(story.seed)
     for turn in range(story.length):
         world.act(dice, story.calm, story.taste)
@@ -106,11 +108,26 @@ def late_losses(on: Machine, story: Story) -> None:
     world.settle()
 
 
+def late_listeners(on: Machine, story: Story) -> None:
+    """A worker that hears late of a shut gate begins something: rollout must not be asleep by then."""
+    world = told(on, story)
+    world.coming = [event for event in world.coming if not isinstance(event, e.Pause)]
+    world.coming.append(e.Resume())
+    world.fair(lambda: world.result is not None or (world.allowed and not world.coming))
+    if world.result is None:
+        world.groups.append(Group())
+        world.coming.append(e.Pause())
+        world.fair(lambda: world.result is not None, still="w0")
+        world.wake_up("w0")
+        world.settle()
+
+
 PROPERTIES: Mapping[str, Callable[[Machine, Story], None]] = {
     "safe": safe,
     "repeats": repeats,
     "live": live,
     "late losses": late_losses,
+    "late listeners": late_listeners,
     "switches end": switches_end,
     "folds": folds,
     "pauses hold": pauses_hold,
