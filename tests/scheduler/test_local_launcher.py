@@ -64,7 +64,8 @@ def test_what_a_dead_leader_leaves_behind_is_swept(tmp_path: Path) -> None:
     placement = Placement(processes=(process("w0", tmp_path, code),))
     launcher.apply(placement)
     log = tmp_path / "w0.log"
-    orphan = int(wait_until(lambda: log.exists() and log.read_text().strip(), 20, "the grandchild runs"))
+    text = wait_until(lambda: log.read_text().strip() if log.exists() else "", 20, "the grandchild runs")
+    orphan = int(text)
     leader = launcher.observe().processes["w0"].pid
     assert leader is not None
     os.kill(leader, signal.SIGKILL)
