@@ -51,3 +51,9 @@ def second_time(prompt: str, response: str, meta: dict[str, object]) -> float:
         mark.touch()
         raise ConnectionError("judge unreachable")
     return 1.0
+
+
+def slow(prompt: str, response: str, meta: dict[str, object]) -> float:
+    """Long enough for a server to be restarted meanwhile."""
+    time.sleep(0.1)
+    return 0.5

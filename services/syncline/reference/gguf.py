@@ -73,6 +73,7 @@ def _write(source: Path, folder: Path) -> None:
     del model.config.quantization_config
     model.to(torch.bfloat16).save_pretrained(folder)
     for path in folder.iterdir():
+        path.chmod(0o644)
         with path.open("rb") as written:
             os.fsync(written.fileno())
 

@@ -11,12 +11,14 @@ import functools
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 from celery import Celery, Task, signals
+from celery.exceptions import SecurityWarning
 from celery.worker import state
 
 from syncline.contract.streams import CELERY
@@ -207,6 +209,8 @@ def serve(
     prepare   called in each child when it starts; `leave` when it ends
     """
     app = _app(redis_url)
+    # it warns root of messages that run code when read; ours are JSON, and containers often have root alone
+    warnings.filterwarnings("ignore", category=SecurityWarning)
 
     @app.task(name=SCORE, bind=True)  # type: ignore[untyped-decorator]
     def run(task: Task, job: str, errands: list[list[Any]]) -> None:
