@@ -54,8 +54,8 @@ def test_all_errands_end_though_redis_restarts(server: Server, job: str, tmp_pat
     errands = Errands(server.url)
     for name in scored.names:
         errands.send_score(job, name, 1)
-    for restart in range(3):
-        wait_until(lambda at=restart: len(scored.rewards()) > at, 30, "progress between restarts")
+    for restarts in range(3):
+        progress(scored, restarts)
         server.server.stop()
         server.start()
     # what was being scored when the connection broke is unacknowledged; the scheduler sends such errands again
@@ -64,6 +64,10 @@ def test_all_errands_end_though_redis_restarts(server: Server, job: str, tmp_pat
     errands.send_scores(job, [ScoreErrand(entry.trajectory, entry.attempt) for entry in late])
     assert {reward.value for reward in scored.all_rewards(60)} == {0.5}
     assert service.stop() == 0, service.log()
+
+
+def progress(scored: ScoredJob, more_than: int) -> None:
+    wait_until(lambda: len(scored.rewards()) > more_than, 30, f"more than {more_than} rewards")
 
 
 def waiting(bus: Bus) -> int:
