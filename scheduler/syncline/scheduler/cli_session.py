@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -82,6 +83,7 @@ def reading(context: typer.Context) -> Iterator[Client]:
     if not here.runs.is_dir():
         raise NothingUp(f"there is no run folder {here.runs}")
     note(f"nothing is up: reading {here.runs} through a gateway of my own")
+    logging.getLogger("syncline").setLevel(logging.ERROR)  # a Redis that starts is no news here
     supervisor = Supervisor(os.environ, services=("gateway",))
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()

@@ -115,6 +115,8 @@ async function job(id, signal) {
   };
   await draw(); await drawVersions(); await drawTrajectories();
   if (!view.recorded) return;
+  metrics = await all(path + "/metrics", signal);
+  chart.replaceChildren(curve(metrics));
   let drawn = 0;
   for await (const event of events(path + "/events", signal)) {
     if (event.name === "metrics") { metrics = metrics.filter(m => m.update !== event.data.update); metrics.push(event.data); }

@@ -1,0 +1,92 @@
+"""`syncline run`: the whole way from nothing to a report, and what Ctrl-C does on it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import ROOT, SYNCLINE, Here
+from waiting import wait_until
+
+SPEC = """
+name = "short"
+[model]
+name = "tiny-dense"
+[task]
+environment = "characters"
+options = { game = "reverse", length = 3, alphabet = 8 }
+[sampling]
+max_tokens = 3
+[batch]
+groups = 2
+group_size = 2
+[schedule]
+updates = %d
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "short.toml"
+    path.write_text(SPEC % 3)
+    return path
+
+
+def left_over(here: Here) -> list[str]:
+    """Command lines of live processes that work in this run root."""
+    found = []
+    for process in psutil.process_iter(["environ", "cmdline", "status"]):
+        environ = process.info["environ"] or {}
+        if environ.get("SYNCLINE_RUNS") == str(here.runs) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(" ".join(process.info["cmdline"] or []))
+    return found
+
+
+@pytest.mark.slow
+def test_run_trains_reports_and_leaves_nothing_running(here: Here, spec: Path) -> None:
+    done = here.cli("run", str(spec))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in ("update 3/3", "succeeded after 3 updates", "lost          0, repeated 0", "report.html"):
+        assert part in done.stdout, done.stdout
+    assert left_over(here) == []
+    (job,) = (folder for folder in here.runs.glob("j*") if folder.is_dir())
+    summary = json.loads((job / "summary.json").read_text())
+    assert (summary["state"], summary["updates"], summary["conservation_violations"]) == ("succeeded", 3, 0)
+    assert (job / "report.html").read_text().startswith("<!doctype html>")
+
+    traced = here.cli("trace", f"{job.name}-0-1", "--token", "1")
+    assert traced.returncode == 0, traced.stderr
+    hops = ("token.prompted", "token.sampled", "token.published", "token.rewarded", "token.trained")
+    for part in (*hops, "version.minted", "version.verified", "version.active", "version 0.0"):
+        assert part in traced.stdout, traced.stdout
+    whole = json.loads(here.cli("trace", f"{job.name}-0-1", "--json").stdout)
+    assert whole["state"] == "trained"
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_the_job_and_stops_what_run_started(here: Here, tmp_path: Path) -> None:
+    spec = tmp_path / "long.toml"
+    spec.write_text(SPEC % 100_000)
+    running = subprocess.Popen(
+        [str(SYNCLINE), "run", str(spec)],
+        cwd=ROOT,
+        env=here.env,
+        stdin=subprocess.DEVNULL,
+        stdout=(tmp_path / "out").open("w"),
+        stderr=(tmp_path / "err").open("w"),
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: "update 1/100000" in (tmp_path / "out").read_text(), 90, "the first update")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 1
+    finally:
+        running.kill()
+    said = (tmp_path / "out").read_text() + (tmp_path / "err").read_text()
+    assert "cancelled after" in said, said
+    assert "Traceback" not in said
+    assert left_over(here) == []
