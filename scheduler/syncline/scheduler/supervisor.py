@@ -92,7 +92,9 @@ class Supervisor:
         try:
             if self._socket is not None:
                 (self.settings.runs / "redis").mkdir(exist_ok=True)
-                self._launcher.apply(Placement(processes=tuple(self._base)))
+                adopted = self._launcher.observe().running()
+                kept = [service for service in self._services if service.name in adopted]
+                self._launcher.apply(Placement(processes=(*self._base, *kept)))
             self._await_redis()
             while not self._stop.is_set():
                 self._launcher.apply(Placement(processes=(*self._base, *self._services)))
