@@ -65,6 +65,12 @@ class ErrandsService:
     def log(self) -> str:
         return (self.runs / "errands.log").read_text()
 
+    def launch_again(self) -> None:
+        """What a launcher does: start the service anew if it has ended."""
+        if self.process.poll() is not None:
+            assert self.process.returncode == 1, self.log()
+            self.start()
+
     def stop(self) -> int:
         """SIGTERM; returns the exit code."""
         if self.process.poll() is None:

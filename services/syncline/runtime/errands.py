@@ -176,7 +176,7 @@ class WorkerWatch:
     patience   seconds for which messages may wait while nothing is fetched and nothing runs
     """
 
-    def __init__(self, bus: Bus, patience: float = 30.0) -> None:
+    def __init__(self, bus: Bus, patience: float = 10.0) -> None:
         self._bus, self._patience = bus, patience
         self._fetched = 0
         signals.task_received.connect(self._count, weak=False)
