@@ -44,9 +44,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-## the loop's own figures as JSON on stdout
+## the loop's own figures: a table, and as JSON in runs/bench.json
 bench: $(VENV)/.installed
-	$(BIN)/python -m bench
+	mkdir -p runs
+	$(BIN)/python bench/loop.py --json runs/bench.json
 
 ## kill each service in turn while a job runs
 chaos: $(VENV)/.installed-dev

@@ -1,0 +1,70 @@
+"""All figures of the loop: `python bench/loop.py [--json PATH] [--updates N] [--short]`.
+
+Progress goes to stderr, a table to stdout, and with `--json` everything to a file that later runs can be compared
+with. Parts: `engine.py`, `stream_cost.py`, `run_figures.py`; each runs alone too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are slower on such models
+
+import engine
+import msgspec
+import run_figures
+import stream_cost
+import torch
+from rows import KINDS, Row, document, machine, note, table
+
+SHORT_CASES = (("tiny-moe", "colocated"), ("tiny-dense", "disjoint"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write all rows and the machine's facts there")
+    parser.add_argument("--updates", type=int, default=12, help="updates of each job (default: 12)")
+    parser.add_argument(
+        "--short", action="store_true", help="a check that everything works; figures mean little"
+    )
+    given = parser.parse_args()
+    if given.updates < 4:
+        parser.error(
+            f"--updates {given.updates}: at least 4 are needed for one hand-over that is not the first"
+        )
+    if given.json is not None and not given.json.absolute().parent.is_dir():
+        parser.error(f"--json {given.json}: there is no such folder")
+    torch.set_num_threads(1)
+    facts, began = machine(), time.monotonic()
+    rows = measure(given.updates, given.short)
+    seconds = time.monotonic() - began
+    for kind in KINDS:
+        print(f"\n{kind}s\n{table([row for row in rows if row.kind == kind])}")
+    if given.json is not None:
+        made = document(rows, facts, given.short, seconds)
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+    note(f"{len(rows)} rows in {seconds:.0f} s")
+
+
+def measure(updates: int, short: bool) -> list[Row]:
+    """Every part, one after the other: side by side they would disturb one another."""
+    if short:
+        return [
+            *engine.measure(requests=16, repetitions=1),
+            *stream_cost.measure(count=256, repetitions=1),
+            *run_figures.measure(SHORT_CASES, updates=4),
+        ]
+    return [
+        *engine.measure(requests=64, repetitions=3),
+        *stream_cost.measure(count=2048, repetitions=3),
+        *run_figures.measure(run_figures.CASES, updates),
+    ]
+
+
+if __name__ == "__main__":
+    main()
