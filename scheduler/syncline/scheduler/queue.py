@@ -19,13 +19,11 @@ from syncline.contract.streams import (
     GROUP_ROLLOUT,
     GROUP_SCHEDULER,
     GROUP_SYNC,
-    GROUP_TRAINER,
     JOB,
     JOBS,
     LOCK,
     MINTED,
     REQUESTS,
-    TRAJECTORIES,
     WORK,
 )
 from syncline.runtime.bus import BadMessage, Entry, pack, unpack
@@ -140,7 +138,6 @@ class Queue:
         self._prepare_folder(job, spec)
         for key, group in (
             (WORK, GROUP_ROLLOUT),
-            (TRAJECTORIES, GROUP_TRAINER),
             (MINTED, GROUP_SYNC),
             (ACKS, GROUP_SYNC),
         ):

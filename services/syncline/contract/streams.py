@@ -159,7 +159,7 @@ TRAJECTORIES = Key(
     writers=("rollout",),
     readers=("trainer", "errands", "gateway"),
     ends="with the job",
-    says="`token_path.Trajectory`, one per entry; group `trainer`; deleted by the checkpoint that holds its effect",
+    says="`token_path.Trajectory`, one per entry; the ledger keeps its id; deleted once a checkpoint holds its effect",
 )
 ENTRIES = Key(
     name="entries",
@@ -261,7 +261,7 @@ MINTED = Key(
     writers=("trainer",),
     readers=("sync",),
     ends="with the job",
-    says="`version_path.Minted`; group `sync`; acknowledged when a newer one took its place (its canaries serve late workers)",
+    says="`version_path.Minted`; group `sync`; acknowledged when a newer one took its place",
 )
 VERSIONS = Key(
     name="versions",
@@ -313,6 +313,5 @@ KEYS: tuple[Key, ...] = tuple(value for value in list(globals().values()) if isi
 """All keys, in file order. `docs/keys.md` is generated from this tuple."""
 
 GROUP_ROLLOUT = "rollout"
-GROUP_TRAINER = "trainer"
 GROUP_SYNC = "sync"
 GROUP_SCHEDULER = "scheduler"
