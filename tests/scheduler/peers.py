@@ -107,6 +107,8 @@ def rollout(ctx: ServiceContext) -> None:
 
 
 def _sample(peer: Peer, work_id: str, item: e.WorkItem, version: VersionId) -> bool:
+    if peer.spec.name == "barren":
+        return peer.ledger.end(item.trajectory, "failed", "its prompt cannot be made")
     attempt = peer.ledger.attempt(item.trajectory)
     answer = peer.ledger.begin(item.trajectory, attempt, peer.ctx.name, version)
     if answer == "wait":

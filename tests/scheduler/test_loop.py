@@ -59,10 +59,12 @@ class Installation:
         self.scheduler.terminate()
         assert self.scheduler.wait(20) == 0
 
-    def submit(self, job: str, limits: dict[str, float] | None = None, **schedule: Any) -> str:
+    def submit(
+        self, job: str, limits: dict[str, float] | None = None, name: str = "peers", **schedule: Any
+    ) -> str:
         spec = JobSpec.model_validate(
             {
-                "name": "peers",
+                "name": name,
                 "model": {"name": "none"},
                 "batch": {"groups": 2, "group_size": 2},
                 "schedule": {"updates": 4, **schedule},
@@ -232,6 +234,16 @@ def test_a_process_that_reports_too_late_fails_the_job_with_its_name(here: Insta
     here.submit(job, limits={"worker_start": 0.01})
     assert here.ended(job) == "failed"
     assert "for worker of trainer" in here.field(job, "reason")
+
+
+def test_a_job_whose_every_trajectory_fails_ends_with_the_reason(here: Installation, job: str) -> None:
+    here.submit(job, name="barren")
+    assert here.ended(job) == "failed"
+    assert "failed in a row" in here.field(job, "reason")
+    assert "its prompt cannot be made" in here.field(job, "reason")
+    counts = Ledger(here.bus, job, batch_groups=2, max_lag=1, policy="wait", max_attempts=5).counts()
+    assert counts["submitted"] == counts["failed"] + counts["expired"]
+    assert counts["submitted"] < 200, "it must not go round for long"
 
 
 def test_a_job_whose_spec_cannot_be_read_fails_and_holds_nobody_up(here: Installation, job: str) -> None:

@@ -18,6 +18,7 @@ from syncline.runtime.errands import Errands
 from syncline.runtime.ledger import Ledger
 from syncline.runtime.settings import Settings
 from syncline.scheduler import observe
+from syncline.scheduler.barren import Barren
 from syncline.scheduler.launch.launcher import Launcher, Observed
 from syncline.scheduler.placement import Commands, place
 from syncline.scheduler.policy import Policy
@@ -49,6 +50,7 @@ class Lookout:
         self.policy = Policy(tools.bus, job, spec)
         self.view: observe.Seen | None = None
         self._short: float | None = None
+        self._barren = Barren(spec)
         self._applied = float("-inf")
 
     def look(self, saved: Saved, since: float) -> list[e.Event]:
@@ -60,7 +62,7 @@ class Lookout:
             return found
         if self.view is not None:
             found += self._patient(observe.ledger_events(state, self.view))
-        return found + self._wishes(state, watch) + self._overdue(state, watch, since)
+        return found + self._wishes(state, watch) + self._overdue(state, watch, since) + self._in_vain(watch)
 
     def _processes(self, state: State, watch: Watch) -> list[e.Event]:
         """Bring the processes a step nearer to what is wanted; what has happened to them."""
@@ -135,3 +137,15 @@ class Lookout:
                 reason = f"waited {now - wait.since:.0f} s for {wait.name} of {wait.owner}: {wait.detail}"
                 return [e.Failed(who="scheduler", reason=reason)]
         return []
+
+    def _in_vain(self, watch: Watch) -> list[e.Event]:
+        """A `Failed` when whole batches have failed and nothing came of any: what is submitted next would too."""
+        failed = self._barren.failed_in_a_row(self._ledger.counts())
+        if not failed:
+            return []
+        size, newest = self._spec.batch.group_size, range(watch.group - 1, max(-1, watch.group - 9), -1)
+        members = [m for group in newest for m in self._ledger.members(group, size) if m.state == "failed"]
+        why = members[0].reason if members else "no reason is recorded"
+        return [
+            e.Failed(who="rollout", reason=f"{failed} trajectories failed in a row, none was sampled: {why}")
+        ]
