@@ -22,12 +22,13 @@ def own_redis(redis_url: str) -> str:
 
 @pytest.fixture(scope="session")
 def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models `tiny` and `tiny-moe`; `way-out` is a link that leads out, `empty` has no config."""
+    """Models `tiny` and `tiny-moe` (of 1024 positions); `way-out` is a link that leads out, `empty` has no config."""
     outside = tmp_path_factory.mktemp("outside")
     root = tmp_path_factory.mktemp("models")
     for folder in (outside / "way-out", root / "tiny", root / "tiny-moe"):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
+    (root / "tiny-moe" / "config.json").write_text('{"max_position_embeddings": 1024}')
     (root / "way-out").symlink_to(outside / "way-out")
     (root / "empty").mkdir()
     return root

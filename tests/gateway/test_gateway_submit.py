@@ -76,6 +76,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "model.name",
         "tiny, tiny-moe",
     ),
+    (
+        "longer than the model",
+        {"model": {"name": "tiny-moe", "weights": "random"}, "sampling": {"max_tokens": 1024}},
+        "sampling.max_tokens",
+        "share them",
+    ),
     ("no weights", {"model": {"name": "tiny", "weights": "pretrained"}}, "model.weights", "random"),
     ("unknown option", {"task": {"options": {"no_such_option": 1}}}, "task.options.no_such_option", ""),
     ("upper case", {"name": "Run_1"}, "name", ""),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 from pathlib import Path
 
-from syncline.contract.job import ModelSpec, Problem
+from syncline.contract.job import ModelSpec, Problem, SamplingSpec
 
 
 def models(root: Path) -> list[str]:
@@ -32,6 +33,21 @@ def problems(root: Path, model: ModelSpec) -> list[Problem]:
             )
         ]
     return []
+
+
+def length_problems(root: Path, model: ModelSpec, sampling: SamplingSpec) -> list[Problem]:
+    """What keeps `model` from sampling as long as asked. A config that states no positions is the engine's to judge."""
+    if not _there(root, model.name):
+        return []
+    try:
+        config = json.loads((root / model.name / "config.json").read_bytes())
+    except ValueError as error:
+        return [Problem(path="model.name", message=f"config.json of {model.name!r} is not JSON: {error}")]
+    positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    if not isinstance(positions, int) or sampling.max_tokens < positions:
+        return []
+    message = f"{sampling.max_tokens} does not fit into the {positions} positions of model {model.name!r}"
+    return [Problem(path="sampling.max_tokens", message=message, hint="prompt and response share them")]
 
 
 def inside(root: Path, path: Path) -> bool:

@@ -74,6 +74,7 @@ def read_spec(body: bytes, content_type: str, settings: Settings) -> JobSpec:
     found = [
         *validate(spec.task, spec.reward),
         *model_root.problems(settings.models, spec.model),
+        *model_root.length_problems(settings.models, spec.model, spec.sampling),
     ]
     if found:
         raise SpecError(found)
