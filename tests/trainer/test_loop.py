@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from records import reward, trajectory
 from waiting import wait_until
 from world import InProcess, World, spec_of
 
@@ -16,6 +17,7 @@ from syncline.contract.version_path import VersionId
 from syncline.runtime import segments, tracing
 from syncline.runtime.bus import pack
 from syncline.runtime.lease import Devices
+from syncline.trainer.scored import AT_FIRST, LATER, NothingScored, Scored
 
 
 @pytest.fixture
@@ -289,3 +291,52 @@ def test_a_second_trainer_waits_until_the_first_has_left(redis_url: str, job: st
     first.stop()
     world.await_version(VersionId(1, 1))
     second.stop()
+
+
+def test_a_scorer_that_never_answers_ends_the_job_with_its_words(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    world = World(redis_url, job, tmp_path, spec_of())
+    world.order("flow", "awake")
+    trainer = InProcess(world)
+    world.await_version(VersionId(0, 0))
+    for version in range(AT_FIRST):
+        world.feed(2, version, rewards=lambda g, i: None)
+        world.await_version(VersionId(0, version + 1))
+    wait_until(lambda: trainer.error is not None, 30, "the end of a trainer that is given nothing scored")
+    with pytest.raises(NothingScored, match=r"3 updates in a row had no scored trajectory.*timed out"):
+        trainer.stop()
+    assert not [e for e in world.said() if isinstance(e, events.Finished)]
+    assert world.ledger.counts()["filtered"] == 4 * AT_FIRST
+
+
+def test_once_something_was_scored_an_outage_is_borne_longer() -> None:
+    def segment(value: float | None) -> segments.Segment:
+        t = trajectory("j7", 0, 0)
+        row = segments.SegmentRow(
+            trajectory=t,
+            reward=reward(t, value),
+            use="filtered",
+            why="reward unscored: timed out",
+            lag=0,
+            advantage=0.0,
+            used_mask=bytes(t.sampled),
+        )
+        return segments.Segment(
+            job="j7", update=1, base=VersionId(0, 0), contract="c", spec_hash="h", members=(row,), lost={}
+        )
+
+    watch = Scored(100, 0)
+    watch.note(segment(None))
+    watch.note(segment(0.5))
+    for _ in range(LATER - 1):
+        watch.note(segment(None))
+    watch.note(segment(0.0))  # a reward of 0 is a reward
+    resumed = Scored(100, 7)
+    for _ in range(LATER - 1):
+        watch.note(segment(None))
+        resumed.note(segment(None))
+    with pytest.raises(NothingScored, match=f"{LATER} updates in a row"):
+        resumed.note(segment(None))
+    with pytest.raises(NothingScored, match="1 updates in a row"):
+        Scored(1, 0).note(segment(None))

@@ -18,6 +18,7 @@ from syncline.runtime import segments
 from syncline.runtime.ledger import Claim
 from syncline.runtime.service import ServiceContext
 from syncline.trainer.assembly import Parts, assemble, resident
+from syncline.trainer.scored import Scored
 from syncline.trainer.updating import Update
 from syncline.trainer.waiting import BatchOverdue, Waiting, what_is_missing
 
@@ -70,6 +71,7 @@ class Trainer:
         self._saved = 0  # updates that the newest checkpoint contains
         self._expired = 0
         self._answered = 0  # newest Phase.seq that was answered
+        self._scored = Scored(parts.spec.schedule.updates, 0)
         self._made: dict[str, int] = {}  # trajectory -> update, of the last `REMEMBERED` updates
         self._segments = parts.folder / "segments"
 
@@ -148,6 +150,7 @@ class Trainer:
         if last is not None:
             parts.updating.tell_trained(last, resumed.version, trace)
         self.version, self._spent = resumed.version, True
+        self._scored = Scored(parts.spec.schedule.updates, resumed.version.number)
         self.ctx.log.info(
             "holds version %s: checkpoint %d, %d repeated", self.version, self._saved, len(resumed.repeated)
         )
@@ -193,6 +196,7 @@ class Trainer:
         self.version, self._spent, self._expired = minted, phase.phase == "train", 0
         self._owed += made.trajectories
         self._remember(made)
+        self._scored.note(segment)
         self._save_if_due()
 
     def _remember(self, made: Update) -> None:
