@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -248,6 +249,12 @@ def test_hostile_toml_is_refused_in_a_moment(text: bytes) -> None:
     began = time.process_time()
     refused(text, parse_toml)
     assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("parse", [parse_json, parse_toml])
+def test_a_byte_order_mark_is_named(parse: Callable[[bytes], JobSpec]) -> None:
+    with pytest.raises(SpecError, match="byte order mark"):
+        parse(b"\xef\xbb\xbf" + b'name = "a"')
 
 
 def test_brackets_in_strings_and_comments_nest_nothing() -> None:

@@ -84,7 +84,7 @@ def _checked(loaded: Any) -> JobSpec:
         raise SpecError([Problem(path="", message=f"has more than {MAX_VALUES} values")])
     if not isinstance(loaded, dict):
         raise SpecError(
-            [Problem(path="", message="a job spec is a table of keys", hint="such as name, model, task")]
+            [Problem(path="", message="is not a table of keys", hint="such as name, model, task")]
         )
     try:
         spec = JobSpec.model_validate_json(json.dumps(loaded))
@@ -130,6 +130,9 @@ def _measured(text: str | bytes, parts: re.Pattern[str]) -> str:
         raise SpecError(
             [Problem(path="", message=f"is not UTF-8: {error.reason} at byte {error.start}")]
         ) from None
+    if source.startswith("\ufeff"):
+        hint = "save the file as UTF-8 without one"
+        raise SpecError([Problem(path="", message="begins with a byte order mark", hint=hint)])
     depth = dots = 0
     for part in parts.finditer(source):
         kind = part.lastgroup
