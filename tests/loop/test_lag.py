@@ -9,7 +9,8 @@ from guarantees import check
 from specs import spec
 from stack import Stack
 
-UPDATES = int(os.environ.get("SYNCLINE_LAG_UPDATES", "200"))
+# the short form; the long one is SYNCLINE_LAG_UPDATES=200
+UPDATES = int(os.environ.get("SYNCLINE_LAG_UPDATES", "40"))
 
 
 @pytest.mark.slow
