@@ -137,6 +137,12 @@ def test_each_stage_that_waits_says_for_whom(
     assert wait.deadline > 100.0
 
 
+def test_a_worker_that_is_deaf_to_the_shut_gate_is_named() -> None:
+    engines = {"w0": Engine(woke=9), "w1": Engine(woke=8), "trainer": Engine(slept=9)}
+    [wait] = waits(SPEC, state("drain", engines=engines, gate_since=9), 100.0, {})
+    assert (wait.name, wait.owner) == ("drain", "w1")
+
+
 def test_a_process_that_has_not_reported_is_waited_for() -> None:
     [wait] = waits(SPEC, state("flow", mode="disjoint"), 100.0, {"w0": 50.0})
     assert (wait.name, wait.owner, wait.deadline) == ("worker", "w0", 50.0 + SPEC.limits.worker_start)

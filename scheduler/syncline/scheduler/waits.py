@@ -44,7 +44,9 @@ def _stage(spec: JobSpec, state: State, stage: Stage) -> tuple[str, str, float, 
         case "sample":
             return "batch", "rollout", limits.batch_wait, f"{spec.batch.groups} rewarded groups"
         case "drain" if not heard(state):
-            return "drain", "rollout", limits.batch_wait, "workers that have not heard of the shut gate"
+            deaf = sorted(n for n, it in state.engines.items() if max(it.slept, it.woke) < state.gate_since)
+            owner = ", ".join(name for name in deaf if name != TRAINER)
+            return "drain", owner, limits.batch_wait, "workers hear that the gate is shut"
         case "drain" if not state.drained:
             return "drain", "rollout", limits.batch_wait, "requests and rewards in flight"
         case "drain" | "yield":
