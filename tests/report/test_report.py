@@ -55,6 +55,8 @@ def test_every_part_of_the_report_is_there() -> None:
     text = " ".join(found.texts)
     for heading in ("Reward", "Phases", "Versions", "Lag", "Log-prob gap", "Ledger", "Lag policy", "Samples"):
         assert heading in text
+    for unit in ("Trained trajectories by lag", "in nats", "Trajectories that are being sampled"):
+        assert unit in text  # what a vertical axis counts
     charts_drawn = {value for tag, name, value in found.attributes if tag == "svg" and name == "aria-label"}
     assert charts_drawn == {
         "Reward by update",

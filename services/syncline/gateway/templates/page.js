@@ -133,10 +133,14 @@ function curve(metrics) {
   if (!points.length) return el("p", { class: "none" }, "No update yet.");
   const last = points[points.length - 1], high = Math.max(1, ...points.map(m => m.reward)), low = Math.min(0, ...points.map(m => m.reward));
   const x = m => 40 + (m.update / Math.max(1, last.update)) * 670, y = r => 170 - (r - low) / (high - low) * 155;
-  const drawing = svg("svg", { viewBox: "0 0 720 190", role: "img", "aria-label": "Reward by update, now " + num(last.reward) });
+  const drawing = svg("svg", { viewBox: "0 0 720 200", role: "img", "aria-label": "Reward by update, now " + num(last.reward) });
   for (const tick of [low, (low + high) / 2, high]) {
     drawing.append(svg("line", { class: "grid", x1: 40, x2: 710, y1: y(tick), y2: y(tick) }));
     const text = svg("text", { x: 34, y: y(tick) + 4, "text-anchor": "end" }); text.textContent = num(tick, 2); drawing.append(text);
+  }
+  for (const update of [0, last.update]) {
+    const text = svg("text", { x: x({ update }), y: 192, "text-anchor": update ? "end" : "middle" });
+    text.textContent = update ? "update " + update : "0"; drawing.append(text);
   }
   drawing.append(svg("polyline", { class: "line-a", points: points.map(m => x(m).toFixed(1) + "," + y(m.reward).toFixed(1)).join(" ") }));
   return el("div", {}, drawing, el("p", {}, "Update " + last.update + ": reward " + num(last.reward) + ", lag at most " + last.lag_max + ", " + last.mode));
