@@ -90,3 +90,31 @@ def test_ctrl_c_cancels_the_job_and_stops_what_run_started(here: Here, tmp_path:
     assert "cancelled after" in said, said
     assert "Traceback" not in said
     assert left_over(here) == []
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_after_down_and_up(here: Here, tmp_path: Path) -> None:
+    """What was trained stays trained, and the rest is trained once."""
+    spec = tmp_path / "twenty.toml"
+    spec.write_text(SPEC % 20 + "[checkpoint]\nevery = 3\n")
+    here.up()
+    job = here.cli("submit", str(spec)).stdout.strip()
+
+    def updates() -> int:
+        return int(json.loads(here.cli("status", job, "--json").stdout)["update"])
+
+    wait_until(lambda: updates() >= 4, 120, "four updates")
+    assert here.cli("down").returncode == 0
+    assert left_over(here) == []
+    here.up()
+    done = here.cli("watch", job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(here.cli("report", job, "--json").stdout)
+    assert (summary["state"], summary["updates"], summary["lost"], summary["repeated"]) == (
+        "succeeded",
+        20,
+        0,
+        0,
+    )
+    assert summary["ledger"]["trained"] == 20 * 4
+    assert summary["conservation_violations"] == 0

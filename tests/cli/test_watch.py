@@ -76,6 +76,7 @@ def test_the_panel_shows_workers_and_waits() -> None:
     text = drawn(panel(snapshot(reason="because")))
     for part in ("1,234 tokens/s", "12 of 50 updates", "w0", "0.11", "0.12", "because"):
         assert part in text
+    assert any(row.startswith("│ reward ") for row in text.splitlines()), text
 
 
 def test_a_job_without_anything_yet_is_shown() -> None:

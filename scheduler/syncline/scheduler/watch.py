@@ -180,13 +180,16 @@ def panel(s: Snapshot) -> RenderableType:
     from rich.console import Group
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
+    from rich.table import Table
     from rich.text import Text
 
     job = s.job
+    bar = Table.grid()  # a bar alone does not end its line
+    bar.add_row(ProgressBar(total=job["updates"], completed=job["update"], width=60))
     rewards = [m["reward"] for m in s.metrics if m["reward"] is not None]
     rows: list[RenderableType] = [
         Text(f"{job['update']} of {job['updates']} updates   {job['mode'] or '-'} / {job['phase'] or '-'}"),
-        ProgressBar(total=job["updates"], completed=job["update"], width=60),
+        bar,
         Text(f"reward {sparkline(rewards)} {short(rewards[-1] if rewards else None)}"),
         _figures(s),
     ]
