@@ -20,7 +20,7 @@ import stream_cost
 import torch
 from rows import KINDS, Row, document, machine, note, table
 
-SHORT_CASES = (("tiny-moe", "colocated"), ("tiny-dense", "disjoint"))
+SHORT_CASES = (("tiny-moe", run_figures.SWITCHING),)
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def measure(updates: int, short: bool) -> list[Row]:
         return [
             *engine.measure(requests=16, repetitions=1),
             *stream_cost.measure(count=256, repetitions=1),
-            *run_figures.measure(SHORT_CASES, updates=4),
+            *run_figures.measure(SHORT_CASES, updates=8),
         ]
     return [
         *engine.measure(requests=64, repetitions=3),

@@ -16,6 +16,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
+import cpu
 import handover
 from record import Record, read
 from rows import Row, Say, note, table
@@ -28,12 +29,16 @@ from syncline.contract.version_path import ACTIVE, MINTED
 COMMAND = "python bench/run_figures.py"
 MODELS = ("tiny-moe", "tiny-dense")
 MODES = ("colocated", "disjoint")
+SWITCHING = "switching"  # colocated, then disjoint: what the short form runs
 CASES = tuple((model, mode) for model in MODELS for mode in MODES)
 PATIENCE = 300.0  # seconds that one job may take
 
 
 def spec(model: str, mode: str, updates: int) -> dict[str, Any]:
-    """64 trajectories per update, of log-normal length, on two workers."""
+    """64 trajectories per update, of log-normal length, on two workers. "switching": half in each mode."""
+    schedule: dict[str, Any] = {"mode": mode}
+    if mode == SWITCHING:
+        schedule = {"mode": "colocated", "switches": [{"at_update": updates // 2, "mode": "disjoint"}]}
     return {
         "name": f"{model}-{mode}",
         "model": {"name": model},
@@ -41,7 +46,7 @@ def spec(model: str, mode: str, updates: int) -> dict[str, Any]:
         "sampling": {"max_tokens": 64, "length": "lognormal", "length_median": 16, "length_sigma": 0.8},
         "batch": {"groups": 8, "group_size": 8},
         "optimizer": {"lr": 5e-3},
-        "schedule": {"mode": mode, "updates": updates, "max_lag": 1},
+        "schedule": {"updates": updates, "max_lag": 1, **schedule},
         "rollout": {"workers": 2},
         "checkpoint": {"every": 10},
     }
@@ -54,14 +59,15 @@ def measure(cases: Sequence[tuple[str, str]], updates: int) -> list[Row]:
         for model, mode in cases:
             case = f"{model} {mode}"
             note(f"run: {case}")
-            job = running.run(spec(model, mode, updates), PATIENCE)
+            job, readings = running.run(spec(model, mode, updates), PATIENCE)
             record = read(running, job)
             sampling(say, case, record)
             training(say, case, record)
             syncing(say, case, record)
             idling(say, case, record)
-            if mode == "colocated":
+            if mode != "disjoint":
                 handing_over(say, case, record)
+            charging(say, case, cpu.per_update(readings))
     return say.rows
 
 
@@ -125,20 +131,27 @@ def idling(say: Say, case: str, record: Record) -> None:
                 say.share(case, f"idle share of {side} in {name}", 1 - worked, "the phase")
 
 
+def charging(say: Say, case: str, spent: dict[str, float]) -> None:
+    """CPU seconds per update, by process: on two cores they are what there is to share."""
+    for name, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        say.share(case, f"share of CPU, {name}", seconds / sum(spent.values()), "all processes")
+        say.time(case, f"CPU per update, {name}", [seconds * 1000], "ms")
+
+
 def handing_over(say: Say, case: str, record: Record) -> None:
     """What the hand-over is spent on."""
     cycles = handover.hand_overs(record)
     totals = [sum(cycle.values()) for cycle in cycles]
     samples = record.ordered("sample")
     whole = [after.start - before.start for before, after in pairwise(samples)][1:]
-    say.share(case, "hand-over", sum(totals) / sum(whole), "the cycle")
+    say.share(case, "share of cycle, hand-over", sum(totals) / sum(whole), "the cycle")
     spent: dict[str, float] = defaultdict(float)
     for cycle in cycles:
         for label, seconds in cycle.items():
             spent[label] += seconds
     ordered = sorted(spent.items(), key=lambda item: -item[1])
     for label, seconds in ordered:
-        say.share(case, f"hand-over, {label}", seconds / sum(totals), "the hand-over")
+        say.share(case, f"share of hand-over, {label}", seconds / sum(totals), "the hand-over")
     say.time(case, "cycle", whole, "s")
     say.time(case, "hand-over", totals, "s", middle=mean)
     for label, _ in ordered:
@@ -152,9 +165,8 @@ if __name__ == "__main__":
     )
     parser.add_argument("--updates", type=int, default=12, help="updates of each job (default: 12)")
     parser.add_argument("--model", choices=MODELS, help="only this model")
-    parser.add_argument("--mode", choices=MODES, help="only this mode")
+    parser.add_argument("--mode", choices=(*MODES, SWITCHING), help="only this mode")
     given = parser.parse_args()
-    chosen = [
-        (model, mode) for model, mode in CASES if given.model in (None, model) and given.mode in (None, mode)
-    ]
-    print(table(measure(chosen, given.updates)))
+    models = [given.model] if given.model else MODELS
+    modes = [given.mode] if given.mode else MODES
+    print(table(measure([(model, mode) for model in models for mode in modes], given.updates)))

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import cpu
 import httpx
+from cpu import Reading
 from rows import MODELS, ROOT, note
 
 SYNCLINE = Path(sys.executable).with_name("syncline")
@@ -75,22 +77,28 @@ class Stack:
                         return found
         raise RuntimeError(f"the events of {job} stopped without an end")
 
-    def run(self, spec: Mapping[str, Any], seconds: float) -> str:
-        """Submit a job and wait for its end; returns its id. Raises `RuntimeError` unless it succeeds."""
+    def run(self, spec: Mapping[str, Any], seconds: float) -> tuple[str, list[Reading]]:
+        """Submit a job and wait for its end; returns its id, and CPU seconds each time it had made an update.
+
+        Raises `RuntimeError` unless it succeeds.
+        """
         response = self._http.post("/v1/jobs", json=spec)
         if response.status_code != 201:
             raise RuntimeError(f"submit: {response.text}")
         job = str(response.json()["id"])
         end, told = time.monotonic() + seconds, -1
+        readings: list[Reading] = []
         while time.monotonic() < end:
             status = self.get(f"/v1/jobs/{job}")
             if status["update"] // 5 > told:
                 told = status["update"] // 5
                 note(f"{spec['name']}: update {status['update']} of {status['updates']}")
+            if status["update"] > (readings[-1].update if readings else 0) and status["state"] == "running":
+                readings.append(Reading(status["update"], cpu.read(self.runs)))
             if status["state"] in TERMINAL:
                 if status["state"] != "succeeded":
                     raise RuntimeError(f"{spec['name']}: {status['state']}: {status['reason']}")
-                return job
+                return job, readings
             time.sleep(_EVERY)
         raise RuntimeError(f"{spec['name']}: not over within {seconds:g} s")
 

@@ -33,6 +33,8 @@ MUST = {  # what later work compares: part, figure
     ("run", "idle share of trainer in train"),
     ("run", "idle share of trainer in flow"),
     ("run", "hand-over"),
+    ("run", "share of cycle, hand-over"),
+    ("run", "share of CPU, redis"),
 }
 
 
@@ -85,9 +87,9 @@ def test_every_row_is_whole_and_positive(made: dict[str, Any]) -> None:
 def test_the_parts_of_the_hand_over_make_the_whole(made: dict[str, Any]) -> None:
     shares: dict[str, list[float]] = defaultdict(list)
     for row in made["rows"]:
-        if row["kind"] == "ratio" and row["figure"].startswith("hand-over, "):
+        if row["kind"] == "ratio" and row["figure"].startswith("share of hand-over, "):
             shares[row["case"]].append(row["value"])
-    assert list(shares) == ["tiny-moe colocated"]
+    assert list(shares) == ["tiny-moe switching"]
     for case, parts in shares.items():
         assert sum(parts) == pytest.approx(1.0, abs=1e-6), case
 
