@@ -72,6 +72,14 @@ def test_news_is_what_changed_and_not_each_figure() -> None:
     assert line(snapshot()) != line(snapshot(mode="disjoint"))
 
 
+def test_a_job_that_redis_forgot_is_not_watched_for_ever() -> None:
+    assert not snapshot().ended
+    assert snapshot(state="failed").ended
+    forgotten = snapshot(state="unrecorded", recorded=False, reason="Redis no longer knows this job")
+    assert forgotten.ended
+    assert "Redis no longer knows this job" in full_line(forgotten)
+
+
 def test_the_panel_shows_workers_and_waits() -> None:
     text = drawn(panel(snapshot(reason="because")))
     for part in ("1,234 tokens/s", "12 of 50 updates", "w0", "0.11", "0.12", "because"):

@@ -37,7 +37,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        return self.job["state"] in TERMINAL_JOB_STATES
+        """Whether nothing more will come: the job has ended, or Redis has forgotten it."""
+        return self.job["state"] in TERMINAL_JOB_STATES or not self.job["recorded"]
 
     @property
     def last(self) -> dict[str, Any] | None:
