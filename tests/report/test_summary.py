@@ -182,5 +182,12 @@ def test_length_bias_is_of_the_policy_and_not_of_the_end() -> None:
 
 
 def test_evidence_survives_the_disk() -> None:
+    """Also a figure that is no number: it is told as it is, and only JSON says null."""
     whole = evidence(UPDATES)
-    assert msgspec.json.decode(msgspec.json.encode(whole), type=Evidence) == whole
+    odd = msgspec.structs.replace(whole.metrics[0], lag_mean=math.nan, loss=math.inf)
+    bent = msgspec.structs.replace(whole, metrics=(odd, *whole.metrics[1:]))
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(bent), type=Evidence)
+    assert math.isnan(back.metrics[0].lag_mean)
+    assert back.metrics[0].loss == math.inf
+    assert (back.metrics[1:], back.ledger, back.versions) == (whole.metrics[1:], whole.ledger, whole.versions)
+    assert encoded(summarise(back)) == encoded(summarise(bent))

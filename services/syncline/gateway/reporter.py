@@ -1,7 +1,7 @@
 """Gathers a job's evidence and writes its report into the run folder once it has ended.
 
 consumes      the job's streams and hashes in Redis, its segments on disk
-produces      `evidence.json`, `summary.json`, `report.html` in the job's folder
+produces      `evidence.msgpack`, `summary.json`, `report.html` in the job's folder
 waits for     a job to end and its ledger to settle
 unblocked by  the scheduler, which ends what is open; at the latest `SETTLE` seconds after the end
 
@@ -36,7 +36,7 @@ from syncline.runtime.durable import write_whole
 from syncline.runtime.ledger import Ledger
 from syncline.runtime.settings import Settings
 
-EVIDENCE, SUMMARY, REPORT = "evidence.json", "summary.json", "report.html"
+EVIDENCE, SUMMARY, REPORT = "evidence.msgpack", "summary.json", "report.html"
 SETTLE = 15.0  # seconds after a job's end within which its open trajectories are ended
 INTERVAL = 1.0
 PAGE = 2000
@@ -82,7 +82,7 @@ def settled(evidence: Evidence, now: float) -> bool:
 def write(folder: Path, evidence: Evidence) -> None:
     """The three files, whole, the summary last."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / EVIDENCE, msgspec.json.encode(evidence))
+    write_whole(folder / EVIDENCE, msgspec.msgpack.encode(evidence))
     write_whole(folder / REPORT, render(evidence).encode())
     write_whole(folder / SUMMARY, msgspec.json.format(encoded(summarise(evidence)), indent=2) + b"\n")
 
@@ -92,7 +92,7 @@ def evidence_of(bus: Bus, record: JobRecord) -> Evidence | None:
     if record.recorded:
         return gather(bus, record)
     kept = record.folder / EVIDENCE
-    return msgspec.json.decode(kept.read_bytes(), type=Evidence) if kept.is_file() else None
+    return msgspec.msgpack.decode(kept.read_bytes(), type=Evidence) if kept.is_file() else None
 
 
 def gather(bus: Bus, record: JobRecord) -> Evidence:

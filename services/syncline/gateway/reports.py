@@ -61,7 +61,7 @@ def _evidence(record: TheJob, here: Here) -> Evidence:
     except (BadSegment, msgspec.MsgspecError) as error:
         raise Refusal(500, "record-unreadable", str(error)) from None
     if found is None:
-        raise Refusal(410, "gone", "Redis no longer knows this job and its folder has no evidence.json")
+        raise Refusal(410, "gone", "Redis no longer knows this job and its folder has no evidence.msgpack")
     return found
 
 
