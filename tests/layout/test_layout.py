@@ -109,3 +109,9 @@ def test_a_planted_upward_import_is_caught(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "syncline.contract" in done.stdout
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """Suites share one import path: of two modules with one name, one suite would get the other's."""
+    names = [path.stem for path in (ROOT / "tests").rglob("*.py") if path.stem != "conftest"]
+    assert sorted(names) == sorted(set(names))

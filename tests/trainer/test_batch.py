@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from records import reward, trajectory
+from trainer_records import reward, trajectory
 from world import spec_of
 
 from syncline.contract.job import JobSpec

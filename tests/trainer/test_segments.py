@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from records import reward, trajectory
+from trainer_records import reward, trajectory
 
 from syncline.contract.token_path import BadTrajectory
 from syncline.contract.version_path import VersionId

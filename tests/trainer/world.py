@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from records import reward, trajectory
+from trainer_records import reward, trajectory
 from waiting import wait_until
 
 from syncline.contract import events

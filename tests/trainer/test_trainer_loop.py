@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from records import reward, trajectory
+from trainer_records import reward, trajectory
 from waiting import wait_until
 from world import InProcess, World, spec_of
 
