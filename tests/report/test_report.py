@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from evidence import evidence
 
+from syncline.contract.version_path import WorkerPath
 from syncline.gateway import report_charts as charts
 from syncline.gateway.page import page
 from syncline.gateway.report import render
@@ -98,6 +99,18 @@ def test_an_empty_job_renders() -> None:
         counts={},
     )
     assert parsed(render(nothing)).texts.count("No data yet.") == 6
+
+
+def test_a_worker_that_never_served_is_drawn_without_a_stretch() -> None:
+    """A job may be cancelled between a worker's staging and its first commit."""
+    full = evidence(3)
+    begun = tuple(
+        msgspec.structs.replace(v, workers={**v.workers, "w1": WorkerPath(staged=1.0)}) for v in full.versions
+    )
+    found = parsed(render(msgspec.structs.replace(full, versions=begun)))
+    assert any("w0 served version" in text for text in found.texts)
+    assert not any("w1 served version" in text for text in found.texts)
+    assert "w1" in found.texts
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.5, 0.5], [1e-9, 2e-9], [-3.0, 1e7], [0.0, 0.0]])

@@ -183,7 +183,7 @@ def _served(ordered: Sequence[VersionRecord], worker: str, end: float) -> list[c
     """The stretches in which `worker` served each version."""
     paths = [(v.workers[worker].active, v) for v in ordered if worker in v.workers]
     begun = [(at, v) for at, v in paths if at is not None]
-    untils = [at for at, _ in begun[1:]] + [end]
+    untils = [*(at for at, _ in begun), end][1:]  # a worker that was staged and never served has no stretch
     return [
         charts.Bar(
             start=at,
