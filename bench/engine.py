@@ -38,6 +38,7 @@ from syncline.runtime.store import BlobStore
 
 JOB, KEY = "j00000bench", b"a key for the bench"
 PAGE, BATCH_TOKENS = 32, 256  # of continuous batching: the best of those tried
+NEVER = 1 << 30  # no token has this id: nothing but its length ends a response
 COMMAND = "python bench/engine.py"
 
 
@@ -198,7 +199,7 @@ def continuous(model: Any, todo: Load) -> Iterator[Any]:
     sized = ContinuousBatchingConfig(page_size=PAGE, num_blocks=pages + 8, max_batch_tokens=BATCH_TOKENS)
     before = model.config._attn_implementation
     manager = model.init_continuous_batching(
-        generation_config=configured(1, stop=-1), continuous_batching_config=sized
+        generation_config=configured(1), continuous_batching_config=sized
     )
     manager.start()
     try:
@@ -211,7 +212,7 @@ def continuous(model: Any, todo: Load) -> Iterator[Any]:
 def serve(manager: Any, todo: Load, label: str) -> None:
     """Every request joins at once and leaves when its own length is reached."""
     for i, (prompt, length) in enumerate(zip(todo.prompts, todo.lengths, strict=True)):
-        manager.add_request(list(prompt), request_id=f"{label}{i}", max_new_tokens=length, eos_token_id=-1)
+        manager.add_request(list(prompt), request_id=f"{label}{i}", max_new_tokens=length, eos_token_id=NEVER)
     made = dict.fromkeys(range(len(todo.prompts)), 0)
     left = len(made)
     while left:
@@ -224,14 +225,14 @@ def serve(manager: Any, todo: Load, label: str) -> None:
     check(list(made.values()), todo, "continuous batching")
 
 
-def configured(tokens: int, stop: int | None = None) -> GenerationConfig:
-    """Plain sampling from the model's own distribution, as the engine does it. `stop`: what ends a response."""
+def configured(tokens: int) -> GenerationConfig:
+    """Plain sampling from the model's own distribution, as the engine does it; no token ends a response."""
     return GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=1.0,
         top_k=0,
         top_p=1.0,
-        eos_token_id=stop,
+        eos_token_id=NEVER,
         pad_token_id=0,
         max_new_tokens=tokens,
     )
