@@ -257,6 +257,20 @@ def test_a_job_whose_spec_cannot_be_read_fails_and_holds_nobody_up(here: Install
     here.check(job)
 
 
+def test_a_job_whose_folder_cannot_be_made_fails_and_holds_nobody_up(here: Installation, job: str) -> None:
+    blocked, given_up = job + "a", job + "b"
+    for name in (blocked, given_up):
+        (here.runs / name).write_text("a file where the folder should be")
+    here.submit(job)
+    here.submit(given_up)
+    here.ask(given_up, "cancel")
+    assert here.ended(given_up) == "cancelled"
+    here.submit(blocked)
+    here.check(job)
+    assert here.ended(blocked) == "failed"
+    assert blocked in here.field(blocked, "reason")
+
+
 def test_a_frozen_scheduler_that_wakes_does_not_write(here: Installation, job: str) -> None:
     here.submit(job, updates=6)
     here.reached(job, 2)

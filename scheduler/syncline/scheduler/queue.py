@@ -94,7 +94,10 @@ class Queue:
 
     def _cancel(self, job: str) -> bool:
         """End a job that has not started. False: it has started meanwhile."""
-        self._prepare_folder(job, self._spec(job))
+        try:
+            self._prepare_folder(job, self._spec(job))
+        except (ValueError, OSError) as error:
+            self._tools.log.error("%s has no folder: %s", job, error)
         ending = {"state": "cancelled", "reason": "cancelled", "ended": repr(time.time())}
         return self._set(job, "queued", ending)
 
@@ -110,7 +113,7 @@ class Queue:
             job = (begun or list(open_jobs))[0]
             try:
                 self.current = self._open(job)
-            except ValueError as error:  # a job that cannot be read must not hold up the others
+            except (ValueError, OSError) as error:  # what cannot be read, or has no folder, holds nobody up
                 self._tools.log.error("%s cannot be run: %s", job, error)
                 ending = {"state": "failed", "reason": str(error), "ended": repr(time.time())}
                 self._set(job, open_jobs[job], ending)
