@@ -199,3 +199,24 @@ def test_the_report_is_written_once_the_job_has_ended_and_outlives_redis(
     kept = evidence_of(lived.bus, record)
     assert kept is not None
     assert msgspec.json.decode(msgspec.json.encode(summarise(kept))) == told
+
+
+def test_a_report_that_the_disk_refuses_is_tried_again(
+    lived: Lived, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("syncline.gateway.reporter.AGAIN", 0.1)
+    in_the_way = lived.folder / "report.html"
+    in_the_way.mkdir(parents=True)
+    lived.end()
+    stopping = threading.Event()
+    thread = threading.Thread(target=keep_reporting, args=(lived.bus, settings, stopping))
+    thread.start()
+    try:
+        wait_until(lambda: f"no report of {lived.job} yet" in caplog.text, 20, "the refusal")
+        assert not (lived.folder / "summary.json").exists()
+        in_the_way.rmdir()
+        wait_until((lived.folder / "summary.json").exists, 20, "summary.json")
+    finally:
+        stopping.set()
+        thread.join(10)
+    assert in_the_way.read_text().startswith("<!doctype html>")

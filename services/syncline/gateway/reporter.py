@@ -39,6 +39,7 @@ from syncline.runtime.settings import Settings
 EVIDENCE, SUMMARY, REPORT = "evidence.msgpack", "summary.json", "report.html"
 SETTLE = 15.0  # seconds after a job's end within which its open trajectories are ended
 INTERVAL = 1.0
+AGAIN = 30.0  # seconds until a report that the disk refused is tried again
 PAGE = 2000
 
 T = TypeVar("T")
@@ -48,27 +49,37 @@ _LOG = logging.getLogger(__name__)
 def keep_reporting(bus: Bus, settings: Settings, stopping: threading.Event) -> None:
     """Write the report of each job that ends, until told to stop."""
     done: set[str] = set()
+    later: dict[str, float] = {}  # job -> when its report may be tried again, by the monotonic clock
     while not stopping.wait(INTERVAL):
         for name in bus.zrange(JOBS.at()):
             job = name.decode()
-            if job in done or (bus.hget(JOB.at(job), "state") or b"").decode() not in TERMINAL_JOB_STATES:
+            if job in done or time.monotonic() < later.get(job, 0.0):
                 continue
-            record = find(bus, settings, job)
-            if record is None or (record.folder / SUMMARY).exists():
-                done.add(job)
+            if (bus.hget(JOB.at(job), "state") or b"").decode() not in TERMINAL_JOB_STATES:
                 continue
             try:
-                evidence = gather(bus, record)
-            except (BadMessage, segments.BadSegment) as error:
-                _LOG.error("no report of %s: %s", job, error)
-                done.add(job)
-                continue
-            if settled(evidence, time.time()):
-                write(record.folder, evidence)
-                done.add(job)
-                _LOG.info(
-                    "report of %s: %s after %d updates", job, evidence.state, summarise(evidence).updates
-                )
+                if _report(bus, settings, job):
+                    done.add(job)
+            except OSError as error:  # of the disk, whose trouble may pass; the gateway has more to do
+                _LOG.error("no report of %s yet: %s", job, error)
+                later[job] = time.monotonic() + AGAIN
+
+
+def _report(bus: Bus, settings: Settings, job: str) -> bool:
+    """Write the report of an ended job. False: its ledger has not settled. Raises `OSError` of its folder."""
+    record = find(bus, settings, job)
+    if record is None or (record.folder / SUMMARY).exists():
+        return True
+    try:
+        evidence = gather(bus, record)
+    except (BadMessage, segments.BadSegment) as error:
+        _LOG.error("no report of %s: %s", job, error)
+        return True
+    if not settled(evidence, time.time()):
+        return False
+    write(record.folder, evidence)
+    _LOG.info("report of %s: %s after %d updates", job, evidence.state, summarise(evidence).updates)
+    return True
 
 
 def settled(evidence: Evidence, now: float) -> bool:
