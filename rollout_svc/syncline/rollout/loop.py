@@ -1,11 +1,10 @@
 """The rollout worker of one job.
 
-Consumes:      `work` (group rollout), `sync` and `phases` (own cursors), the store's manifests and blobs.
-Produces:      `trajectories` through the ledger, score errands, `acks`, Slept and Woke, its line in
-`workers`. Waits for:     an order to wake (`device` while its memory is used up), a verified version, an
-open gate, work,
-               the ledger's `go` where beginning now would break the lag bound.
-Unblocked by:  the scheduler's phases and submissions, sync's orders, other engines that sleep, updates made.
+consumes      `work` (group rollout), `sync` and `phases` (own cursors), the store's manifests and blobs
+produces      `trajectories` through the ledger, score errands, `acks`, `Slept` and `Woke`, its line in `workers`
+waits for     an order to wake (`device` while its memory is used up), a verified version, an open gate, work, the
+              ledger's `go` where beginning now would break the lag bound
+unblocked by  the scheduler's phases and submissions, sync's orders, other engines that sleep, updates made
 """
 
 from __future__ import annotations
