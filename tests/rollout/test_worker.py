@@ -13,6 +13,7 @@ from syncline.contract.events import Slept, Woke, WorkerUp
 from syncline.contract.streams import CELERY, GROUP_ROLLOUT, WORK
 from syncline.contract.token_path import Trajectory
 from syncline.contract.version_path import VersionId
+from syncline.runtime.ledger import LedgerEntry
 from syncline.runtime.trace_store import spans_of
 
 
@@ -169,10 +170,12 @@ def test_a_prompt_that_no_worker_can_sample_ends_as_failed(redis_url: str, job: 
         w.phase()
         w.install(0)
         name = w.submit(1)[0]
-        entry = wait_until(
-            lambda: (e := w.ledger.entry(name)) is not None and e.state == "failed" and e, 30, "ended"
-        )
-        assert entry
+
+        def ended() -> LedgerEntry | None:
+            entry = w.ledger.entry(name)
+            return entry if entry is not None and entry.state == "failed" else None
+
+        entry = wait_until(ended, 30, "ended")
         assert "exceed the model's 1024 positions" in entry.reason
 
 
