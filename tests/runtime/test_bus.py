@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 import pytest
-from runtime.records import items
+from records import items
 from runtime.server import OwnServer, own_server
 from waiting import wait_until
 

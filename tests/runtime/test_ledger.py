@@ -7,7 +7,7 @@ import math
 import threading
 
 import pytest
-from runtime.records import items, record, scored
+from records import items, record, scored
 from runtime.server import own_server
 from waiting import wait_until
 

@@ -7,7 +7,7 @@ import secrets
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from runtime.records import items, record, scored
+from records import items, record, scored
 
 from syncline.contract import lag
 from syncline.contract.streams import CLAIMS

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from runtime.records import items, record, scored
+from records import items, record, scored
 
 from syncline.contract import lag
 from syncline.contract.streams import COUNTS, TRAJECTORIES, WORK
