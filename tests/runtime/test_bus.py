@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 from records import items
-from runtime.server import OwnServer, own_server
+from server import OwnServer, own_server
 from waiting import wait_until
 
 from syncline.contract.events import Drained, Event, Finished, WorkItem

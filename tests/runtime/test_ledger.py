@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from records import items, record, scored
-from runtime.server import own_server
+from server import own_server
 from waiting import wait_until
 
 from syncline.contract.streams import DEAD, GROUP_ROLLOUT, REWARDS, TRAJECTORIES, WORK

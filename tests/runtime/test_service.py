@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from runtime.server import own_server
+from server import own_server
 from waiting import wait_until
 
 from syncline.contract.events import Event, Failed, Heartbeat, WorkerUp
