@@ -23,49 +23,22 @@ import json
 import secrets
 import subprocess
 import sys
-import time
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 from rows import Row, Say, note, table
 from server import cpu_seconds, own_server
+from stream_stages import BATCH
 
-from syncline.contract.events import WorkItem
-from syncline.contract.job import JobSpec
 from syncline.contract.streams import GROUP_ROLLOUT, WORK
-from syncline.contract.token_path import (
-    Reward,
-    SamplingConvention,
-    Segment,
-    Timing,
-    Trajectory,
-    VersionSpan,
-    encode,
-    trajectory_id,
-)
-from syncline.contract.version_path import VersionId
-from syncline.runtime.bus import Bus, unpack
-from syncline.runtime.ledger import Ledger
-from syncline.trainer.intake import Intake
+from syncline.runtime.bus import Bus
 
 COMMAND = "python bench/stream_cost.py"
-BATCH, GROUP, AT_ONCE = 64, 8, 16
-BYTES = 10 * 1024
-TRACE = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
-VERSION = VersionId(0, 0)
-SPEC = JobSpec.model_validate(
-    {
-        "name": "stream",
-        "model": {"name": "tiny-moe"},
-        "batch": {"groups": BATCH // GROUP, "group_size": GROUP},
-        "schedule": {"mode": "disjoint", "max_lag": 1000, "updates": 1_000_000},
-    }
-)
-PRODUCER = ("floor add", "submit", "begin", "publish")
-CONSUMER = ("floor take", "reward", "consume")
+STAGES = Path(__file__).with_name("stream_stages.py")
+PRODUCER = ("floor add", "submit", "begin", "publish")  # the others are the consumer's
 FLOOR = ("floor add", "floor take")
 CORE = ("publish", "consume")
 WHOLE = ("submit", "begin", "publish", "reward", "consume")
@@ -82,146 +55,11 @@ class Cost(msgspec.Struct, frozen=True):
         return self.process + self.broker
 
 
-# ---- the two processes ---------------------------------------------------------------------------------------
-class Part:
-    """What either process does, for `count` trajectories of one job."""
-
-    def __init__(self, url: str, job: str, count: int) -> None:
-        self.bus = Bus(url)
-        self.job, self.count = job, count
-        self.ledger = Ledger(
-            self.bus, job, batch_groups=BATCH // GROUP, max_lag=1000, policy="wait", max_attempts=3
-        )
-        self.ids = [trajectory_id(job, i // GROUP, i % GROUP) for i in range(count)]
-        self.records = [record(name, i // GROUP, i % GROUP) for i, name in enumerate(self.ids)]
-        self.bodies = [b"".join(encode(told).values()) for told in self.records]
-        self.work: dict[str, str] = {}
-        self.floor = f"{job}:floor"
-        self.stages: dict[str, Callable[[], None]] = {
-            "floor add": self.floor_add,
-            "floor take": self.floor_take,
-            "submit": self.submit,
-            "begin": self.begin,
-            "publish": self.publish,
-            "reward": self.reward,
-            "consume": self.consume,
-        }
-
-    def batches(self) -> range:
-        return range(0, self.count, BATCH)
-
-    def floor_add(self) -> None:
-        for at in self.batches():
-            self.bus.many([("XADD", self.floor, "*", "m", body) for body in self.bodies[at : at + BATCH]])
-
-    def floor_take(self) -> None:
-        head = ("XREADGROUP", "GROUP", "g", "c", "COUNT", BATCH, "STREAMS", self.floor, ">")
-        taken = 0
-        while taken < self.count:
-            ((_, entries),) = self.bus.call(*head)
-            ids = [id for id, _ in entries]
-            self.bus.many([("XACK", self.floor, "g", *ids), ("XDEL", self.floor, *ids)])
-            taken += len(ids)
-
-    def submit(self) -> None:
-        for group in range(self.count // GROUP):
-            items = [
-                WorkItem(
-                    job=self.job,
-                    trajectory=trajectory_id(self.job, group, index),
-                    group=group,
-                    index=index,
-                    prompt=group,
-                    traceparent=TRACE,
-                    submitted_at=0.0,
-                )
-                for index in range(GROUP)
-            ]
-            self.ledger.submit(items, GROUP)
-
-    def begin(self) -> None:
-        key = WORK.at(self.job)
-        while len(self.work) < self.count:
-            entries = self.bus.group_read(key, GROUP_ROLLOUT, "w0", AT_ONCE, None)
-            items = [(entry.id, unpack(entry, WorkItem)) for entry in entries]
-            lines = self.ledger.entries(item.trajectory for _, item in items)
-            for work_id, item in items:
-                answer = self.ledger.begin(item.trajectory, lines[item.trajectory].attempt, "w0", VERSION)
-                if answer != "go":
-                    raise RuntimeError(f"{item.trajectory}: the ledger says {answer}")
-                self.work[item.trajectory] = work_id
-
-    def publish(self) -> None:
-        for at in self.batches():
-            part = [(told, self.work[told.trajectory]) for told in self.records[at : at + BATCH]]
-            answers = self.ledger.publish_many(part)
-            if set(answers) != {"published"}:
-                raise RuntimeError(f"publish_many says {set(answers)}")
-
-    def reward(self) -> None:
-        for i, name in enumerate(self.ids):
-            self.ledger.reward(Reward(trajectory=name, attempt=1, state="scored", value=float(i % 2)))
-
-    def consume(self) -> None:
-        intake = Intake(self.bus, self.ledger, SPEC, SPEC.hash())
-        for update in range(1, self.count // BATCH + 1):
-            claim = self.ledger.claim(update, update - 1)
-            if claim is None:
-                raise RuntimeError(f"update {update}: nothing can be claimed")
-            segment = intake.segment(claim, VersionId(0, update - 1))
-            trained = [row.trajectory.trajectory for row in segment.rows]
-            if len(trained) != BATCH:
-                raise RuntimeError(f"update {update}: {len(trained)} of {BATCH} records are whole")
-            self.ledger.trained(update, trained)
-            self.ledger.forget(trained)
-
-
-def record(name: str, group: int, index: int) -> Trajectory:
-    """A trajectory of about `BYTES` encoded bytes: 13 per sampled token, and the header."""
-    sampled = (BYTES - 800) // 13
-    return Trajectory(
-        job=name.partition("-")[0],
-        trajectory=name,
-        group=group,
-        index=index,
-        attempt=1,
-        prompt=group,
-        tokens=array("i", [7] + [8] * sampled),
-        segments=(
-            Segment(kind="prompt", start=0, end=1),
-            Segment(kind="sampled", start=1, end=1 + sampled),
-        ),
-        logprobs=array("f", [-0.5] * sampled),
-        loss_mask=b"\1" * sampled,
-        spans=(VersionSpan(start=0, end=sampled, version=VERSION, digest="d" * 64, worker="w0"),),
-        convention=SamplingConvention(),
-        finish="stop",
-        contract=SPEC.contract_digest(),
-        text="x" * 128,
-        traceparent=TRACE,
-        timing=Timing(started=0.0, queued=0.0, prefill=0.0, decode=0.0),
-        expert_ids=bytes(4 * sampled),
-        expert_shape=(sampled, 2, 2),
-        expert_dtype="u1",
-    )
-
-
-def serve(url: str, job: str, count: int) -> None:
-    """Run each stage that stdin names; answer with its CPU seconds."""
-    part = Part(url, job, count)
-    print(json.dumps({"ready": True, "bytes": len(part.bodies[0])}), flush=True)
-    for line in sys.stdin:
-        began = time.process_time()
-        part.stages[line.strip()]()
-        print(json.dumps({"cpu": time.process_time() - began}), flush=True)
-
-
-# ---- the one that measures -----------------------------------------------------------------------------------
 class Other:
     """A process that waits for stages."""
 
     def __init__(self, url: str, job: str, count: int) -> None:
-        argv = [sys.executable, __file__, "--serve", url, job, str(count)]
+        argv = [sys.executable, str(STAGES), url, job, str(count)]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.bytes = int(self._answer()["bytes"])
 
@@ -316,9 +154,5 @@ if __name__ == "__main__":
     )
     parser.add_argument("--trajectories", type=int, default=2048, help="per repetition (default: 2048)")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--serve", nargs=3, metavar=("URL", "JOB", "COUNT"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.serve:
-        serve(given.serve[0], given.serve[1], int(given.serve[2]))
-    else:
-        print(table(measure(given.trajectories, given.repetitions)))
+    print(table(measure(given.trajectories, given.repetitions)))
