@@ -93,6 +93,19 @@ def test_ctrl_c_cancels_the_job_and_stops_what_run_started(here: Here, tmp_path:
 
 
 @pytest.mark.slow
+def test_the_run_that_started_the_services_leaves_them_to_the_other(here: Here, spec: Path) -> None:
+    first = subprocess.Popen(
+        [str(SYNCLINE), "run", str(spec)], cwd=ROOT, env=here.env, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: list(here.runs.glob("j*/spec.json")), 60, "the first job")
+    second = here.cli("run", str(spec))
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert first.wait(60) == 0
+    assert first.stderr is not None
+    assert "left up for job" in first.stderr.read()
+
+
+@pytest.mark.slow
 def test_a_job_goes_on_after_down_and_up(here: Here, tmp_path: Path) -> None:
     """What was trained stays trained, and the rest is trained once."""
     spec = tmp_path / "twenty.toml"

@@ -8,11 +8,13 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import psutil
 import pytest
 from command_line import ROOT, SYNCLINE, Here
@@ -167,6 +169,56 @@ def test_an_evicting_redis_is_refused(here: Here, outside: ValkeyServer) -> None
     assert "maxmemory-policy" in said
     assert "noeviction" in said
     assert here.cli("down").stdout == "nothing was up\n"
+
+
+def test_reading_through_an_unsafe_redis_is_refused_at_once(here: Here, outside: ValkeyServer) -> None:
+    url = f"unix://{outside.unix_socket_path}"
+    bus = Bus(url)
+    bus.many([("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")])
+    bus.close()
+    assert "noeviction" in here.fails(2, "list", SYNCLINE_REDIS_URL=url)
+
+
+def test_reading_what_a_killed_supervisor_left_stops_nothing(here: Here) -> None:
+    up = here.up()
+    wait_until(lambda: {"scheduler", "gateway"} <= set(here.now["pids"]), 10, "the services")
+    pids = here.now["pids"]
+    os.kill(up["supervisor"], signal.SIGKILL)
+    wait_until(lambda: gone(up["supervisor"]), 5, "the end of the supervisor")
+    listed = here.cli("list", "--json")
+    assert (listed.returncode, listed.stdout) == (0, "[]\n"), listed.stderr
+    assert not any(gone(pid) for pid in pids.values())
+
+
+def test_up_waits_for_a_command_that_only_reads(here: Here) -> None:
+    """A `list` with nothing up has a gateway for itself; `up` must not take that for the installation."""
+    reader = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    assert reader.stdin is not None
+    fake = stack.Up(
+        url="http://127.0.0.1:1",
+        redis_url="unix:///nowhere/redis.sock",
+        redis="embedded",
+        supervisor=reader.pid,
+        supervisor_started=psutil.Process(reader.pid).create_time(),
+        started_at=0.0,
+        reads_only=True,
+    )
+    here.runs.mkdir(parents=True, exist_ok=True)
+    (here.runs / "up.json").write_bytes(msgspec.json.encode(fake))
+    waiting = subprocess.Popen([str(SYNCLINE), "up"], cwd=ROOT, env=here.env)
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(3)
+    assert here.now["supervisor"] == reader.pid
+    reader.stdin.close()
+    reader.wait(5)
+    assert waiting.wait(60) == 0
+    assert here.now["supervisor"] != reader.pid
+    assert not here.now["reads_only"]
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(here: Here) -> None:
+    said = here.fails(1, "up", SYNCLINE_RUNS="/proc/nowhere")
+    assert "/proc/nowhere" in said
 
 
 def test_a_long_temporary_folder_still_gives_a_short_socket(

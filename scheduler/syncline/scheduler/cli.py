@@ -72,6 +72,9 @@ def main() -> None:
     except (Failure, NothingUp, Unreachable, LauncherBusy) as error:
         note(f"error: {error}")
         sys.exit(FAILURE)
+    except OSError as error:  # of the run folder: it says which path and why
+        note(f"error: {error}")
+        sys.exit(FAILURE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

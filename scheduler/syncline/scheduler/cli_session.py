@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
 READY_SECONDS = 60.0
+LEFT_SECONDS = 2.0  # for the gateway that a killed supervisor may have left
 LATEST = "latest"
 WIDE = 240  # columns when nobody's terminal says otherwise
 
@@ -69,11 +71,11 @@ def reaching(context: typer.Context) -> Iterator[Client]:
 def reading(context: typer.Context) -> Iterator[Client]:
     """`reaching`, and if nothing is up, a gateway with its Redis for as long as the command reads.
 
-    No scheduler is started, so looking at an old run never wakes one of its jobs.
+    No scheduler is started, so looking at an old run never wakes one of its jobs; and what a killed supervisor
+    left running is read where it is, so looking never ends a job either.
     """
     from syncline.scheduler.client import Client
-    from syncline.scheduler.stack import running
-    from syncline.scheduler.supervisor import Supervisor
+    from syncline.scheduler.stack import read_up, running
 
     here = settings()
     if given_url(context) is not None or running(here.runs) is not None:
@@ -82,14 +84,47 @@ def reading(context: typer.Context) -> Iterator[Client]:
         return
     if not here.runs.is_dir():
         raise NothingUp(f"there is no run folder {here.runs}")
+    left = read_up(here.runs)
+    if left is not None:
+        client = Client(left.url, here.token)
+        try:
+            if not client.await_ready(LEFT_SECONDS):
+                note("the supervisor is gone and its services still run; `syncline up` takes them over")
+                yield client
+                return
+        finally:
+            client.close()
     note(f"nothing is up: reading {here.runs} through a gateway of my own")
+    with _own_gateway(here) as client:
+        yield client
+
+
+@contextmanager
+def _own_gateway(here: Settings) -> Iterator[Client]:
+    """A gateway and its Redis for as long as they are needed. Raises `CannotStart`, `Failure`."""
+    from syncline.scheduler.client import Client
+    from syncline.scheduler.stack import CannotStart
+    from syncline.scheduler.supervisor import Supervisor
+
     logging.getLogger("syncline").setLevel(logging.ERROR)  # a Redis that starts is no news here
     supervisor = Supervisor(os.environ, services=("gateway",))
-    thread = threading.Thread(target=supervisor.run, name="supervisor")
+    refused: list[CannotStart] = []
+
+    def supervise() -> None:
+        try:
+            supervisor.run()
+        except CannotStart as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=supervise, name="supervisor")
     thread.start()
     client = Client(supervisor.url, here.token)
     try:
-        said = client.await_ready(READY_SECONDS)
+        end, said = time.monotonic() + READY_SECONDS, "starting"
+        while said and thread.is_alive() and time.monotonic() < end:
+            said = client.await_ready(1.0)
+        if refused:
+            raise refused[0]
         if said:
             raise Failure(f"the gateway did not get ready: {said}; see {here.runs}/logs/gateway.log")
         yield client

@@ -18,6 +18,8 @@ from syncline.scheduler.cli_session import (
     FAILURE,
     READY_SECONDS,
     Failure,
+    NothingUp,
+    collected,
     given_url,
     note,
     reaching,
@@ -43,29 +45,46 @@ def run(context: typer.Context, spec: SpecFile) -> None:
     if given_url(context) is None:
         started = start(None)
         note(f"services ready after {time.monotonic() - began:.1f} s; web page at {_url()}")
+    job = None
     try:
-        state = _run_job(context, resolved)
+        with reaching(context) as client:
+            job = post_spec(client, resolved)
+            state = _run_job(client, job)
     finally:
         if started:
-            stop()
+            _stop_unless_needed(context, job)
     if state != "succeeded":
         raise typer.Exit(FAILURE)
 
 
-def _run_job(context: typer.Context, resolved: object) -> str:
-    from syncline.contract.job import JobSpec
+def _run_job(client: Client, job: str) -> str:
     from syncline.scheduler.cli_paths import show_report
     from syncline.scheduler.watch import follow
 
-    assert isinstance(resolved, JobSpec)
-    with reaching(context) as client:
-        job = post_spec(client, resolved)
-        note(f"job {job} submitted; Ctrl-C cancels it")
-        ended = follow(client, job, cancel=True)
-        _await_report(client, job)
-        say()
-        show_report(client, job)
+    note(f"job {job} submitted; Ctrl-C cancels it")
+    ended = follow(client, job, cancel=True)
+    _await_report(client, job)
+    say()
+    show_report(client, job)
     return str(ended["state"])
+
+
+def _stop_unless_needed(context: typer.Context, job: str | None) -> None:
+    """Stop what this command started, unless somebody else's job still runs on it."""
+    from syncline.contract.events import TERMINAL_JOB_STATES
+    from syncline.scheduler.client import Refused, Unreachable
+
+    try:
+        with reaching(context) as client:
+            listed = collected(client, "/v1/jobs")
+    except (NothingUp, Refused, Unreachable):
+        listed = []
+    ended = (*TERMINAL_JOB_STATES, "unrecorded")
+    others = [other["id"] for other in listed if other["id"] != job and other["state"] not in ended]
+    if others:
+        note(f"left up for job {', '.join(others)}; `syncline down` stops it")
+    else:
+        stop()
 
 
 def _await_report(client: Client, job: str) -> None:
@@ -104,6 +123,9 @@ def start(port: int | None) -> bool:
     from syncline.scheduler.stack import running
 
     here = settings()
+    end = time.monotonic() + KNOWN_SECONDS
+    while (up := running(here.runs)) is not None and up.reads_only and time.monotonic() < end:
+        time.sleep(0.05)  # a command that reads the run folder has a gateway of its own; it leaves with it
     child = None
     if running(here.runs) is None:
         child = _spawn(here, port)
@@ -194,7 +216,7 @@ def stop() -> bool:
     """Stop the installation, or what a dead supervisor left of it. False: there was nothing. Idempotent."""
     import psutil
 
-    from syncline.scheduler.stack import running
+    from syncline.scheduler.stack import alive, running
     from syncline.scheduler.supervisor import stop_leftovers
 
     here = settings()
@@ -203,10 +225,12 @@ def stop() -> bool:
         return stop_leftovers(here.runs)
     supervisor = psutil.Process(up.supervisor)
     supervisor.terminate()
-    try:
-        supervisor.wait(DOWN_SECONDS)
-    except psutil.TimeoutExpired:
+    end = time.monotonic() + DOWN_SECONDS
+    while alive(up) and time.monotonic() < end:  # not `wait`: a `run` that started it has yet to collect it
+        time.sleep(0.05)
+    if alive(up):
         supervisor.kill()
-        supervisor.wait(5)
+        while alive(up):
+            time.sleep(0.05)
         stop_leftovers(here.runs)
     return True

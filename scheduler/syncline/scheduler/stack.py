@@ -31,6 +31,7 @@ class Up(msgspec.Struct, frozen=True, kw_only=True):
     supervisor_started: float  # the process' creation time, which tells a recycled pid
     pids: dict[str, int] = {}
     started_at: float
+    reads_only: bool = False  # a gateway for the length of one command: nothing runs jobs, and it soon leaves
 
 
 class CannotStart(ValueError):

@@ -75,6 +75,7 @@ class Supervisor:
             supervisor=os.getpid(),
             supervisor_started=psutil.Process().create_time(),
             started_at=time.time(),
+            reads_only="scheduler" not in services,
         )
         self._write_up()
 
