@@ -13,7 +13,7 @@ from syncline.contract.version_path import VersionId
 from syncline.gateway import examples
 from syncline.gateway.answers import plain
 from syncline.scheduler.cli_paths import token_tree, trajectory_tree
-from syncline.scheduler.watch import Snapshot, full_line, line, panel, sparkline
+from syncline.scheduler.watch import Snapshot, full_line, last_served, line, panel, sparkline, update_rate
 
 
 def drawn(renderable: Any) -> str:
@@ -25,6 +25,10 @@ def drawn(renderable: Any) -> str:
 
 
 MADE = {
+    "epoch": 0,
+    "tokens": 2469,
+    "waited": 1.8,
+    "at": 100.0,
     "reward": 0.5,
     "lag_mean": 0.4,
     "lag_max": 1,
@@ -41,7 +45,7 @@ WORKER = WorkerStatus(
     running=3,
     waiting=0,
     tokens=1000,
-    tokens_per_second=1234.5,
+    tokens_per_second=77.0,
     device="cpu",
     resident=1,
     why="",
@@ -64,6 +68,59 @@ def test_a_line_says_all_that_a_glance_needs() -> None:
         assert part in text
     for worker in s.workers:
         assert f"{worker['worker']}={worker['version']}" in text
+
+
+def updates(*ats: float, tokens: int = 100, epoch: int = 0) -> list[dict[str, Any]]:
+    return [{**MADE, "at": at, "tokens": tokens, "epoch": epoch} for at in ats]
+
+
+def test_before_the_first_update_the_rate_is_the_workers_own() -> None:
+    s = snapshot()
+    assert "77 tokens/s" in full_line(Snapshot(job=s.job, metrics=[], workers=s.workers))
+
+
+def test_the_rate_is_of_the_updates_of_the_last_ten_seconds() -> None:
+    assert update_rate(updates(100.0), 0.0) == pytest.approx(50.0)  # the first: waited 1.8 s, took 0.2 s
+    assert update_rate(updates(*range(100, 140)), 139.2) == pytest.approx(100.0)
+    slow_then_fast = updates(100.0, 150.0) + updates(*range(151, 170), tokens=300)
+    assert update_rate(slow_then_fast, 169.0) == pytest.approx(300.0)
+    assert update_rate(updates(100.0, 130.0, 160.0), 175.0) == pytest.approx(100 / 30)
+
+
+def test_the_rate_sinks_when_updates_stop_and_counts_no_time_in_which_nothing_ran() -> None:
+    steady = updates(*range(100, 120))
+    assert update_rate(steady, 119.0 + 9.0) == pytest.approx(100.0)
+    assert update_rate(steady, 119.0 + 40.0) == pytest.approx(1000 / 40)
+    again = steady + updates(4000.0, epoch=1)
+    assert update_rate(again, 4000.0) == pytest.approx(50.0)
+
+
+def path(active: float | None, left: float | None = None) -> dict[str, Any]:
+    return {"active": active, "left": left}
+
+
+def test_the_last_version_served_is_the_one_that_became_active_last() -> None:
+    records = [
+        {"version": "0.1", "workers": {"w0": path(10.0, 20.0), "w1": path(11.0)}},
+        {"version": "0.2", "workers": {"w0": path(20.0), "w1": path(None)}},
+        {"version": "0.3", "workers": {"w2": path(None)}},
+    ]
+    assert last_served(records) == {"w0": "0.2", "w1": "0.1"}
+    assert last_served(plain([examples.VERSION.record])) == {"w0": "0.12"}
+
+
+def test_a_worker_asleep_shows_what_it_served_last_and_one_that_never_served_a_dash() -> None:
+    s = snapshot()
+    asleep = {**s.workers[0], "version": None, "state": "asleep"}
+    fresh = {**asleep, "worker": "w1", "state": "empty"}
+    told = Snapshot(job=s.job, metrics=s.metrics, workers=[asleep, fresh], served={"w0": "0.55"})
+    assert full_line(told).endswith("w0=0.55 (asleep)  w1=-  " + waiting(told)), full_line(told)
+    rows = [row for row in drawn(panel(told)).splitlines() if " w0 " in row]
+    assert any("asleep" in row and "0.55" in row for row in rows), rows
+
+
+def waiting(s: Snapshot) -> str:
+    return "  ".join(f"waits: {wait['owner']} for {wait['name']}" for wait in s.job["waits"])
 
 
 def test_news_is_what_changed_and_not_each_figure() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 INTERVAL = 0.5  # seconds between looks
 QUIET = 10.0  # seconds without news after which a plain line says so
 GATEWAY_PATIENCE = 60.0  # seconds for a gateway to come back
+RATE_SECONDS = 10.0  # of the updates that the rate tells of
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -34,6 +35,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     job: dict[str, Any]
     metrics: list[dict[str, Any]]
     workers: list[dict[str, Any]]
+    served: dict[str, str] = {}  # worker -> the last version that it served; absent: it never served
 
     @property
     def ended(self) -> bool:
@@ -46,7 +48,41 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_second(self) -> float:
-        return float(sum(worker["tokens_per_second"] for worker in self.workers))
+        """Sampled tokens of the last updates over the time that these took; before the first, what workers say."""
+        if not self.metrics:
+            return float(sum(worker["tokens_per_second"] for worker in self.workers))
+        return update_rate(self.metrics, max((worker["at"] for worker in self.workers), default=0.0))
+
+
+def update_rate(metrics: list[dict[str, Any]], now: float) -> float:
+    """Sampled tokens per second of the updates in the last `RATE_SECONDS` before the newest one.
+
+    An update took the time since the one before it, or, as the first of its epoch, what the trainer spent on it:
+    time in which nothing ran is not counted. `now` is the installation's latest stamp, in seconds: once no update
+    came for longer than the told ones took, the rate sinks.
+    """
+    last = metrics[-1]
+    tokens, took = 0, 0.0
+    for i in range(len(metrics) - 1, -1, -1):
+        made = metrics[i]
+        if made["at"] <= last["at"] - RATE_SECONDS:
+            break
+        follows = i > 0 and metrics[i - 1]["epoch"] == made["epoch"]
+        tokens += made["tokens"]
+        took += made["at"] - metrics[i - 1]["at"] if follows else made["waited"] + made["seconds"]
+    took = max(took, now - last["at"])
+    return tokens / took if took > 0 else 0.0
+
+
+def last_served(versions: list[dict[str, Any]]) -> dict[str, str]:
+    """Worker -> the version that became active on it last, from version records."""
+    newest: dict[str, tuple[float, str]] = {}
+    for record in versions:
+        for worker, path in record["workers"].items():
+            at = path["active"]
+            if at is not None and at >= newest.get(worker, (0.0, ""))[0]:
+                newest[worker] = (at, record["version"])
+    return {worker: version for worker, (_, version) in newest.items()}
 
 
 class _Watcher:
@@ -56,6 +92,9 @@ class _Watcher:
         self._client, self._path = client, f"/v1/jobs/{job}"
         self._older: list[dict[str, Any]] = []  # of pages that are full
         self._after: dict[str, str] = {}
+        self._served: dict[str, str] = {}
+        self._told: object = None  # what the job was like when its version records were read
+        self._rest = 0.0  # monotonic seconds before which they are not read again
 
     def look(self) -> Snapshot:
         """Raises `Unreachable` once the gateway has been gone for `GATEWAY_PATIENCE`."""
@@ -82,7 +121,25 @@ class _Watcher:
             self._older += page["items"]
             self._after = {"after": page["next"]}
         workers = self._client.get(f"{self._path}/workers")["items"]
-        return Snapshot(job=job, metrics=self._older + page["items"], workers=workers)
+        self._remember(job, workers)
+        metrics = self._older + page["items"]
+        return Snapshot(job=job, metrics=metrics, workers=workers, served=dict(self._served))
+
+    def _remember(self, job: dict[str, Any], workers: list[dict[str, Any]]) -> None:
+        """A worker that serves says its version. What the others served is in the version records.
+
+        A worker may serve and sleep again between two looks, so the records are read at each change; the longer
+        they took to read, the longer they rest.
+        """
+        self._served |= {w["worker"]: w["version"] for w in workers if w["version"] is not None}
+        change = (job["update"], [(w["worker"], w["version"], w["state"]) for w in workers])
+        began = time.monotonic()
+        if change == self._told or began < self._rest or all(w["version"] is not None for w in workers):
+            return
+        served = last_served(self._client.get(f"{self._path}/versions")["items"])
+        silent = {w["worker"] for w in workers if w["version"] is None}
+        self._served |= {worker: version for worker, version in served.items() if worker in silent}
+        self._told, self._rest = change, time.monotonic() + 10 * (time.monotonic() - began)
 
 
 def follow(client: Client, job: str, *, cancel: bool = False) -> dict[str, Any]:
@@ -159,11 +216,19 @@ def full_line(s: Snapshot) -> str:
     parts.append(f"{s.tokens_per_second:,.0f} tokens/s")
     if job["mode"]:
         parts.append(f"{job['mode']}/{job['phase']}")
-    parts += [f"{w['worker']}={w['version'] or '-'}" for w in s.workers]
+    parts += [f"{w['worker']}={served_version(s, w)}" for w in s.workers]
     parts += [f"waits: {wait['owner']} for {wait['name']}" for wait in job["waits"][:2]]
     if job["reason"]:
         parts.append(f"({job['reason']})")
     return "  ".join(parts)
+
+
+def served_version(s: Snapshot, worker: dict[str, Any]) -> str:
+    """The version that a worker serves, or served last with its state; a dash: it never served."""
+    if worker["version"] is not None:
+        return str(worker["version"])
+    last = s.served.get(worker["worker"])
+    return "-" if last is None else f"{last} ({worker['state']})"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
@@ -224,6 +289,6 @@ def _workers(s: Snapshot) -> RenderableType:
         table.add_column(column)
     for w in s.workers:
         rate = f"{w['tokens_per_second']:,.0f}"
-        versions = (w["version"] or "-", w["staged"] or "-")
+        versions = (served_version(s, w), w["staged"] or "-")
         table.add_row(w["worker"], w["state"], *versions, str(w["running"]), rate)
     return table
