@@ -12,7 +12,8 @@ from syncline.contract.events import WorkerStatus
 from syncline.contract.version_path import VersionId
 from syncline.gateway import examples
 from syncline.gateway.answers import plain
-from syncline.scheduler.cli_paths import token_tree, trajectory_tree
+from syncline.gateway.reports import _EXAMPLE as SUMMARY
+from syncline.scheduler.cli_paths import report_lines, token_tree, trajectory_tree
 from syncline.scheduler.watch import Snapshot, full_line, last_served, line, panel, sparkline, update_rate
 
 
@@ -150,6 +151,13 @@ def test_a_job_without_anything_yet_is_shown() -> None:
     )
     assert "update 12/50" in full_line(nothing)
     assert "0 tokens/s" in drawn(panel(nothing))
+
+
+def test_the_report_says_why_a_job_ended_as_it_did() -> None:
+    made = plain(SUMMARY)
+    failed = report_lines("j1", {**made, "state": "failed"}, "worker w0 ended 3 times")
+    assert failed[:2] == ["job j1 failed after 50 updates", "  reason        worker w0 ended 3 times"]
+    assert not any("reason" in told for told in report_lines("j1", made, ""))
 
 
 @pytest.mark.parametrize(

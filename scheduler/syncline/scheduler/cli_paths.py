@@ -72,22 +72,32 @@ def report(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
 
 def show_report(client: Client, job: str) -> None:
     """The summary as a few lines."""
-    s = client.get(f"/v1/jobs/{job}/summary")
-    lag, ledger, reward = s["lag"], s["ledger"], s["reward"]
-    modes = " -> ".join(f"{m['mode']} (from update {m['update']})" for m in s["modes"])
-    say(f"job {job} {s['state']} after {s['updates']} updates")
-    first, last = short(reward["first_fifth"]), short(reward["last_fifth"])
-    say(f"  reward        {first} in the first fifth, {last} in the last")
-    say(f"  modes         {modes or '-'}")
-    say(f"  lag           at most {short(lag['max'])}, mean {short(lag['mean'])}, bound {lag['bound']}")
-    say("  trajectories  " + ", ".join(f"{count} {state}" for state, count in ledger.items() if count))
-    broken = s["conservation_violations"]
-    say(f"  lost          {s['lost']}, repeated {s['repeated']}, conservation violations {broken}")
-    say(f"  versions      {s['versions']['minted']} minted, {s['versions']['active']} active")
-    say(f"  log-prob gap  {short(s['mismatch'])} at lag 0")
-    say(f"  seconds       {short(s['seconds']['setup'])} set-up, {short(s['seconds']['training'])} training")
+    for told in report_lines(
+        job, client.get(f"/v1/jobs/{job}/summary"), client.get(f"/v1/jobs/{job}")["reason"]
+    ):
+        say(told)
     path = settings().runs / job / "report.html"
     say(f"  report        {path if path.exists() else f'{client.url}/v1/jobs/{job}/report'}")
+
+
+def report_lines(job: str, s: dict[str, Any], reason: str) -> list[str]:
+    """A summary for people. `reason`: why the job failed or was cancelled, "": it tells of none."""
+    lag, ledger, reward = s["lag"], s["ledger"], s["reward"]
+    modes = " -> ".join(f"{m['mode']} (from update {m['update']})" for m in s["modes"])
+    first, last = short(reward["first_fifth"]), short(reward["last_fifth"])
+    broken, seconds = s["conservation_violations"], s["seconds"]
+    return [
+        f"job {job} {s['state']} after {s['updates']} updates",
+        *([f"  reason        {reason}"] if reason else []),
+        f"  reward        {first} in the first fifth, {last} in the last",
+        f"  modes         {modes or '-'}",
+        f"  lag           at most {short(lag['max'])}, mean {short(lag['mean'])}, bound {lag['bound']}",
+        "  trajectories  " + ", ".join(f"{count} {state}" for state, count in ledger.items() if count),
+        f"  lost          {s['lost']}, repeated {s['repeated']}, conservation violations {broken}",
+        f"  versions      {s['versions']['minted']} minted, {s['versions']['active']} active",
+        f"  log-prob gap  {short(s['mismatch'])} at lag 0",
+        f"  seconds       {short(seconds['setup'])} set-up, {short(seconds['training'])} training",
+    ]
 
 
 # ---- trees --------------------------------------------------------------------------------------------
