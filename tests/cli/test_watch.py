@@ -28,7 +28,6 @@ def drawn(renderable: Any) -> str:
 MADE = {
     "epoch": 0,
     "tokens": 2469,
-    "waited": 1.8,
     "at": 100.0,
     "reward": 0.5,
     "lag_mean": 0.4,
@@ -57,7 +56,7 @@ WORKER = WorkerStatus(
 def snapshot(**job: Any) -> Snapshot:
     return Snapshot(
         job={**plain(examples.JOB), **job},
-        metrics=[MADE],
+        metrics=[{**MADE, "at": 98.0}, MADE],
         workers=plain([WORKER]),
     )
 
@@ -77,11 +76,11 @@ def updates(*ats: float, tokens: int = 100, epoch: int = 0) -> list[dict[str, An
 
 def test_before_the_first_update_the_rate_is_the_workers_own() -> None:
     s = snapshot()
-    assert "77 tokens/s" in full_line(Snapshot(job=s.job, metrics=[], workers=s.workers))
+    for made in ([], [MADE]):  # how long the first took is not recorded
+        assert "77 tokens/s" in full_line(Snapshot(job=s.job, metrics=made, workers=s.workers))
 
 
 def test_the_rate_is_of_the_updates_of_the_last_ten_seconds() -> None:
-    assert update_rate(updates(100.0), 0.0) == pytest.approx(50.0)  # the first: waited 1.8 s, took 0.2 s
     assert update_rate(updates(*range(100, 140)), 139.2) == pytest.approx(100.0)
     slow_then_fast = updates(100.0, 150.0) + updates(*range(151, 170), tokens=300)
     assert update_rate(slow_then_fast, 169.0) == pytest.approx(300.0)
@@ -93,7 +92,8 @@ def test_the_rate_sinks_when_updates_stop_and_counts_no_time_in_which_nothing_ra
     assert update_rate(steady, 119.0 + 9.0) == pytest.approx(100.0)
     assert update_rate(steady, 119.0 + 40.0) == pytest.approx(1000 / 40)
     again = steady + updates(4000.0, epoch=1)
-    assert update_rate(again, 4000.0) == pytest.approx(50.0)
+    assert update_rate(again, 4000.0) is None
+    assert update_rate(again + updates(4002.0, epoch=1), 4002.0) == pytest.approx(50.0)
 
 
 def path(active: float | None, left: float | None = None) -> dict[str, Any]:

@@ -48,30 +48,27 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_second(self) -> float:
-        """Sampled tokens of the last updates over the time that these took; before the first, what workers say."""
-        if not self.metrics:
-            return float(sum(worker["tokens_per_second"] for worker in self.workers))
-        return update_rate(self.metrics, max((worker["at"] for worker in self.workers), default=0.0))
+        """Sampled tokens of the last updates over the time that these took; without any, what workers say."""
+        rate = update_rate(self.metrics, max((worker["at"] for worker in self.workers), default=0.0))
+        return float(sum(worker["tokens_per_second"] for worker in self.workers)) if rate is None else rate
 
 
-def update_rate(metrics: list[dict[str, Any]], now: float) -> float:
+def update_rate(metrics: list[dict[str, Any]], now: float) -> float | None:
     """Sampled tokens per second of the updates in the last `RATE_SECONDS` before the newest one.
 
-    An update took the time since the one before it, or, as the first of its epoch, what the trainer spent on it:
-    time in which nothing ran is not counted. `now` is the installation's latest stamp, in seconds: once no update
-    came for longer than the told ones took, the rate sinks.
+    An update took the time since the one before it. How long the first of an epoch took is not recorded, so it is
+    left out, and with it the time in which nothing ran. None: no update is left. `now` is the installation's latest
+    stamp, in seconds: once no update came for longer than the told ones took, the rate sinks.
     """
-    last = metrics[-1]
     tokens, took = 0, 0.0
-    for i in range(len(metrics) - 1, -1, -1):
-        made = metrics[i]
-        if made["at"] <= last["at"] - RATE_SECONDS:
+    for i in range(len(metrics) - 1, 0, -1):
+        before, made = metrics[i - 1], metrics[i]
+        if made["at"] <= metrics[-1]["at"] - RATE_SECONDS:
             break
-        follows = i > 0 and metrics[i - 1]["epoch"] == made["epoch"]
-        tokens += made["tokens"]
-        took += made["at"] - metrics[i - 1]["at"] if follows else made["waited"] + made["seconds"]
-    took = max(took, now - last["at"])
-    return tokens / took if took > 0 else 0.0
+        if before["epoch"] == made["epoch"]:
+            tokens += made["tokens"]
+            took += made["at"] - before["at"]
+    return tokens / max(took, now - metrics[-1]["at"]) if took > 0 else None
 
 
 def last_served(versions: list[dict[str, Any]]) -> dict[str, str]:
