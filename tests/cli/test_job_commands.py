@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +53,16 @@ def test_a_wrong_spec_is_refused_before_anything_starts(
 def test_files_that_are_no_spec(here: Here, tmp_path: Path) -> None:
     assert "No such file" in here.fails(2, "submit", str(tmp_path / "absent.toml"))
     assert ".toml or .json" in here.fails(2, "submit", write(tmp_path, SPEC, "spec.yaml"))
-    assert "Is a directory" in here.fails(2, "submit", str(tmp_path))
+
+
+def test_a_spec_that_is_no_regular_file_is_refused_at_once(here: Here) -> None:
+    folder, pipe, listening = (here.runs / f"{name}.toml" for name in ("folder", "pipe", "socket"))
+    folder.mkdir()
+    os.mkfifo(pipe)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(listening))
+        for path, kind in ((folder, "a directory"), (pipe, "a pipe"), (listening, "a socket")):
+            assert f"{path}: is {kind}; a spec is a regular file" in here.fails(2, "run", str(path))
 
 
 def test_commands_without_an_installation_say_how_to_start_one(here: Here, tmp_path: Path) -> None:

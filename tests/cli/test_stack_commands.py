@@ -57,6 +57,36 @@ def test_up_and_down(here: Here) -> None:
     assert here.cli("down").stdout == "nothing was up\n"
 
 
+def test_who_follows_a_job_is_told_when_the_services_go_and_come(here: Here, tmp_path: Path) -> None:
+    """Also where they come back at another port."""
+    spec = tmp_path / "long.toml"
+    spec.write_text(
+        'name = "long"\n[model]\nname = "tiny-dense"\n[task]\nenvironment = "characters"\n'
+        "[schedule]\nupdates = 100000\n"
+    )
+    here.up()
+    job = here.cli("submit", str(spec)).stdout.strip()
+    out, err = tmp_path / "out", tmp_path / "err"
+    watching = subprocess.Popen(
+        [str(SYNCLINE), "watch", job], cwd=ROOT, env=here.env, stdout=out.open("w"), stderr=err.open("w")
+    )
+    try:
+        wait_until(lambda: "update 0/100000" in out.read_text(), 60, "the first line")
+        assert here.cli("down").returncode == 0
+        wait_until(lambda: "the services went away" in err.read_text(), 10, "word that they went")
+        up = here.up()
+        wait_until(lambda: "the services are back" in err.read_text(), 20, "word that they are back")
+        assert here.cli("cancel", job).returncode == 0
+        assert watching.wait(60) == 1
+    finally:
+        watching.kill()
+        watching.wait()
+    went, back = err.read_text().splitlines()
+    assert "`syncline up`" in went
+    assert f"`syncline watch {job}`" in went
+    assert back.endswith(up["url"])
+
+
 def test_two_ups_at_once_make_one_installation(here: Here) -> None:
     command = [str(SYNCLINE), "up"]
     both = [

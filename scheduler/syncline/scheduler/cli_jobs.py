@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import stat
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,11 +40,25 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing
 SpecFile = Annotated[Path, typer.Argument(help="job spec, .toml or .json", metavar="SPEC")]
 
 
+_KINDS = {
+    stat.S_IFDIR: "is a directory",
+    stat.S_IFIFO: "is a pipe",
+    stat.S_IFSOCK: "is a socket",
+    stat.S_IFCHR: "is a device",
+    stat.S_IFBLK: "is a device",
+}
+
+
 def read_spec(path: Path) -> JobSpec:
     """The spec in a file. Raises `SpecError`, or `ValueError` for a file that cannot be read."""
     from syncline.contract.spec_text import parse_json, parse_toml
 
     try:
+        kind = path.stat().st_mode
+        if not stat.S_ISREG(kind):  # reading a named pipe would wait for its writer
+            raise ValueError(
+                f"spec {path}: {_KINDS.get(stat.S_IFMT(kind), 'is no file')}; a spec is a regular file"
+            )
         content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"spec {path}: {error.strerror or error}") from None

@@ -47,20 +47,28 @@ def given_url(context: typer.Context) -> str | None:
     return url
 
 
+def _local_url(here: Settings, runs_jobs: bool = False) -> str | None:
+    """Where the gateway of this run root is, None: nothing is up, or with `runs_jobs` nothing that runs jobs."""
+    from syncline.scheduler.stack import running
+
+    up = running(here.runs)
+    return None if up is None or (runs_jobs and up.reads_only) else up.url
+
+
 @contextmanager
 def reaching(context: typer.Context) -> Iterator[Client]:
     """A client of the gateway at `--url`, or of the running installation. Raises `NothingUp`."""
     from syncline.scheduler.client import Client
-    from syncline.scheduler.stack import running
 
     here = settings()
     url = given_url(context)
     if url is None:
-        up = running(here.runs)
-        if up is None:
+        url = _local_url(here)
+        if url is None:
             raise NothingUp(f"nothing is up in {here.runs}; start it with `syncline up`, or name --url")
-        url = up.url
-    client = Client(url, here.token)
+        client = Client(url, here.token, lambda: _local_url(here, runs_jobs=True))
+    else:
+        client = Client(url, here.token)
     try:
         yield client
     finally:

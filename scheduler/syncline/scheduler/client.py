@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -50,10 +50,14 @@ class Client:
 
     url      such as http://127.0.0.1:8400
     token    bearer token, None: the gateway asks for none
+    moved    tells where the gateway is now, None: nowhere; without it the URL stays
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(
+        self, url: str, token: str | None = None, moved: Callable[[], str | None] = lambda: None
+    ) -> None:
         self.url = url
+        self._moved = moved
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers)
 
@@ -84,6 +88,13 @@ class Client:
             if not said or time.monotonic() > end:
                 return said
             time.sleep(0.1)
+
+    def find_again(self) -> None:
+        """Speak to where the gateway is now: services that were stopped come back at another port."""
+        url = self._moved()
+        if url is not None and url != self.url:
+            self.url = url
+            self._http.base_url = httpx.URL(url)
 
     def close(self) -> None:
         self._http.close()

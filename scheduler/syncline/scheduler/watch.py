@@ -86,7 +86,7 @@ class _Watcher:
     """Reads snapshots; full pages of metrics are read once."""
 
     def __init__(self, client: Client, job: str) -> None:
-        self._client, self._path = client, f"/v1/jobs/{job}"
+        self._client, self._job, self._path = client, job, f"/v1/jobs/{job}"
         self._older: list[dict[str, Any]] = []  # of pages that are full
         self._after: dict[str, str] = {}
         self._served: dict[str, str] = {}
@@ -94,18 +94,27 @@ class _Watcher:
         self._rest = 0.0  # monotonic seconds before which they are not read again
 
     def look(self) -> Snapshot:
-        """Raises `Unreachable` once the gateway has been gone for `GATEWAY_PATIENCE`."""
-        end = time.monotonic() + GATEWAY_PATIENCE
+        """A snapshot; says so when the services go away, and when they are back.
+
+        Raises `Unreachable` or `Refused` once they have been away for `GATEWAY_PATIENCE`.
+        """
+        end, away = time.monotonic() + GATEWAY_PATIENCE, False
         while True:
             try:
-                return self._look()
-            except Unreachable:
-                if time.monotonic() > end:
+                found = self._look()
+            except (Unreachable, Refused) as error:
+                passing = isinstance(error, Unreachable) or error.problem.status == 503
+                if not passing or time.monotonic() > end:
                     raise
-            except Refused as error:
-                if error.problem.status != 503 or time.monotonic() > end:
-                    raise
+                if not away:
+                    note(gone_away(error, self._job))
+                away = True
+            else:
+                if away:
+                    note(f"the services are back; web page at {self._client.url}")
+                return found
             time.sleep(INTERVAL)
+            self._client.find_again()
 
     def _look(self) -> Snapshot:
         job = self._client.get(self._path)
@@ -196,6 +205,14 @@ def _interrupts(client: Client, job: str, cancel: bool) -> Iterator[threading.Ev
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def gone_away(error: Exception, job: str) -> str:
+    """What to tell, and what to do, when the services stop answering while a job is followed."""
+    return (
+        f"the services went away ({error}); the job goes on after `syncline up`: waiting {GATEWAY_PATIENCE:.0f} s "
+        f"for it, later follow with `syncline watch {job}`"
+    )
 
 
 # ---- a snapshot as text ------------------------------------------------------------------------------------
