@@ -106,6 +106,33 @@ def test_the_run_that_started_the_services_leaves_them_to_the_other(here: Here, 
 
 
 @pytest.mark.slow
+def test_a_run_leaves_the_services_that_somebody_else_brought_back(here: Here, tmp_path: Path) -> None:
+    spec = tmp_path / "long.toml"
+    spec.write_text(SPEC % 100_000)
+    err = tmp_path / "err"
+    following = subprocess.Popen(
+        [str(SYNCLINE), "run", str(spec)],
+        cwd=ROOT,
+        env=here.env,
+        stdout=subprocess.DEVNULL,
+        stderr=err.open("w"),
+    )
+    try:
+        wait_until(lambda: list(here.runs.glob("j*/spec.json")), 60, "the job")
+        assert here.cli("down").returncode == 0
+        wait_until(lambda: "the services went away" in err.read_text(), 10, "word that they went")
+        up = here.up()
+        wait_until(lambda: "the services are back" in err.read_text(), 20, "word that they are back")
+        assert here.cli("cancel", "latest").returncode == 0
+        assert following.wait(60) == 1
+    finally:
+        following.kill()
+        following.wait()
+    assert here.now["supervisor"] == up["supervisor"]
+    assert here.cli("list").returncode == 0
+
+
+@pytest.mark.slow
 def test_a_job_goes_on_after_down_and_up(here: Here, tmp_path: Path) -> None:
     """What was trained stays trained, and the rest is trained once."""
     spec = tmp_path / "twenty.toml"

@@ -39,11 +39,13 @@ KNOWN_SECONDS = 15.0  # for a supervisor that was just started to write `up.json
 
 def run(context: typer.Context, spec: SpecFile) -> None:
     """Run a job to its end: start what is not up, submit, show progress, report; exit 0 only on success."""
+    from syncline.scheduler.stack import running
+
     resolved = read_spec(spec)
     began = time.monotonic()
-    started = False
+    started = None  # what this command started
     if given_url(context) is None:
-        started = start(None)
+        started = running(settings().runs) if start(None) else None
         note(f"services ready after {time.monotonic() - began:.1f} s; web page at {_url()}")
     job = None
     try:
@@ -51,7 +53,7 @@ def run(context: typer.Context, spec: SpecFile) -> None:
             job = post_spec(client, resolved)
             state = _run_job(client, job)
     finally:
-        if started:
+        if started is not None and _still_up(started):
             _stop_unless_needed(context, job)
     if state != "succeeded":
         raise typer.Exit(FAILURE)
@@ -67,6 +69,14 @@ def _run_job(client: Client, job: str) -> str:
     say()
     show_report(client, job)
     return str(ended["state"])
+
+
+def _still_up(started: Up) -> bool:
+    """Whether what runs now is what was started then: after a `down`, an `up` is somebody else's to stop."""
+    from syncline.scheduler.stack import running
+
+    now = running(settings().runs)
+    return now is None or now.supervisor == started.supervisor
 
 
 def _stop_unless_needed(context: typer.Context, job: str | None) -> None:
