@@ -14,7 +14,7 @@ from syncline.gateway import examples
 from syncline.gateway.answers import plain
 from syncline.gateway.reports import _EXAMPLE as SUMMARY
 from syncline.scheduler.cli_paths import report_lines, token_tree, trajectory_tree
-from syncline.scheduler.watch import Snapshot, full_line, last_served, line, panel, sparkline, update_rate
+from syncline.scheduler.snapshot import Snapshot, full_line, last_served, line, panel, sparkline, update_rate
 
 
 def drawn(renderable: Any) -> str:
