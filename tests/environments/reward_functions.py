@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -51,6 +52,19 @@ def second_time(prompt: str, response: str, meta: dict[str, object]) -> float:
         mark.touch()
         raise ConnectionError("judge unreachable")
     return 1.0
+
+
+def looks_around(prompt: str, response: str, meta: dict[str, object]) -> float:
+    """How many libraries of the service are in this process."""
+    return float(len({"celery", "kombu", "redis", "opentelemetry", "httpx"} & sys.modules.keys()))
+
+
+def kills_its_scorer(prompt: str, response: str, meta: dict[str, object]) -> float:
+    """If the response says so."""
+    if response == "kill":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    return 0.5
 
 
 def slow(prompt: str, response: str, meta: dict[str, object]) -> float:

@@ -179,8 +179,10 @@ def test_killed_worker_process_gives_its_message_back(
     ask(errands, scored)
     key = f"{scored.names[0]}/1"
     wait_until(lambda: service.bus.hget(DELIVERIES.at(job), key), 10, "the first errand running")
+    below = psutil.Process(service.process.pid).children(recursive=True)
     for child in psutil.Process(service.process.pid).children():
         child.kill()
+    wait_until(lambda: not any(process.is_running() for process in below), 10, "the end of all below it")
     wait_until(lambda: service.bus.hget(DELIVERIES.at(job), key) == b"2", 20, "the second delivery")
     hung, fine = scored.all_rewards()
     assert (hung.state, fine.value) == ("unscored", 0.5)

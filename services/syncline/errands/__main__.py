@@ -1,7 +1,7 @@
 """`python -m syncline.errands`: the errands service. One worker process unless `--concurrency` says otherwise.
 
-This process holds the connection to Celery's queue and the heartbeat; its children score. A child that dies is
-replaced, and its message is delivered again.
+This process holds the connection to Celery's queue and the heartbeat; each of its children has a process per job
+that scores (`scorer.py`). A child that dies is replaced, and its message is delivered again.
 """
 
 from __future__ import annotations

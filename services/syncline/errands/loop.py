@@ -18,7 +18,8 @@ import msgspec
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import DEAD, DELIVERIES, JOB, TRAJECTORIES
 from syncline.contract.token_path import REWARDED, BadTrajectory, Reward, Trajectory, decode
-from syncline.errands.scorer import BrokenScorer, Scorer, make
+from syncline.errands.forker import Forker
+from syncline.errands.scorer import BrokenScorer, judged
 from syncline.runtime import tracing
 from syncline.runtime.bus import Bus
 from syncline.runtime.errands import DELIVERIES as MOST_DELIVERIES
@@ -26,7 +27,7 @@ from syncline.runtime.errands import Errands, ScoreErrand
 from syncline.runtime.ledger import Ledger, LedgerEntry
 
 _LOG = logging.getLogger(__name__)
-_JOBS = 8  # jobs whose scorer a worker keeps
+_JOBS = 4  # jobs whose scorer, a process, a worker keeps
 _ROUND = 600.0  # seconds after which a message's remaining errands are sent on as a new one
 _DEAD_CAP = 10_000
 _FIRST_PAUSE, _LAST_PAUSE = 0.25, 30.0  # seconds before a scorer is tried again
@@ -35,7 +36,7 @@ _FIRST_PAUSE, _LAST_PAUSE = 0.25, 30.0  # seconds before a scorer is tried again
 class _Job(msgspec.Struct, frozen=True):
     spec: JobSpec
     ledger: Ledger
-    scorer: Scorer | BrokenScorer
+    forker: Forker
 
 
 class Scoring:
@@ -88,13 +89,15 @@ class Scoring:
         self, job: str, known: _Job, errand: ScoreErrand, record: Trajectory | str, deliveries: int
     ) -> Reward | None:
         """The reward, or None: it was sent on, to be tried again."""
-        if isinstance(known.scorer, BrokenScorer):
-            return _failed(errand, str(known.scorer))
         if deliveries > MOST_DELIVERIES:
             return _failed(errand, f"scoring it killed its worker {deliveries - 1} times")
         if isinstance(record, str):
             return _failed(errand, record)
-        verdict, seconds = known.scorer.run(record.trajectory, record.prompt, record.text)
+        try:
+            outcome = known.forker.run(record.trajectory, record.prompt, record.text)
+        except BrokenScorer as error:
+            return _failed(errand, str(error))
+        verdict = judged(outcome)
         if verdict.again and errand.tries < known.spec.reward.retries:
             later = ScoreErrand(errand.trajectory, errand.attempt, errand.tries + 1, errand.traceparent)
             self._errands.send_scores(job, [later], delay=min(_FIRST_PAUSE * 2**errand.tries, _LAST_PAUSE))
@@ -106,8 +109,8 @@ class Scoring:
             state=verdict.state,
             value=verdict.value,
             reason=verdict.reason,
-            judge=known.scorer.judge,
-            seconds=seconds,
+            judge=known.forker.judge,
+            seconds=outcome.seconds,
         )
 
     def _record(self, job: str, stream_id: str) -> Trajectory | str:
@@ -144,13 +147,9 @@ class Scoring:
             policy=schedule.lag_policy,
             max_attempts=spec.limits.attempts,
         )
-        try:
-            scorer: Scorer | BrokenScorer = make(spec)
-        except BrokenScorer as error:
-            scorer = error
-        self._jobs[job] = _Job(spec, ledger, scorer)
+        self._jobs[job] = _Job(spec, ledger, Forker(spec))
         while len(self._jobs) > _JOBS:
-            self._jobs.popitem(last=False)
+            self._jobs.popitem(last=False)[1].forker.close()
         return self._jobs[job]
 
 

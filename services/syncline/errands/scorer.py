@@ -1,5 +1,9 @@
 """A job's reward source as a function that the sandbox can run, and the sandbox's outcome as a reward.
 
+`python -m syncline.errands.scorer` is the process that runs it (`forker.py` starts it): one line of JSON with the job
+in, `Ready` out; then for each line with a response an `Outcome`, each from a sandbox of its own. What it imports is
+in the memory of every fork, so nothing is imported here that a scorer does not need.
+
 Three outcomes, never confused: a finite number, `unscored` (it could not be told for this response) and `failed`
 (the scorer itself is broken). None, NaN and infinity are `unscored`, and nothing is ever turned into 0.
 """
@@ -9,20 +13,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import importlib.util
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import httpx
 import msgspec
 
-from syncline.contract.job import JobSpec, RewardSpec
+from syncline.contract.job import JobSpec
 from syncline.environments.environment import Environment, load
 from syncline.runtime import sandbox
 from syncline.runtime.sandbox import Limits, Outcome
+
+if TYPE_CHECKING:
+    import httpx
 
 _IMPORT = Limits(seconds=60.0, memory_mb=16384)  # for a trial import of a user's module
 _BUSY = (408, 425, 429)  # HTTP statuses, beside 5xx, that mean "later"
@@ -52,10 +58,38 @@ class Scorer(msgspec.Struct, frozen=True):
     task: Callable[[str, int, str], Callable[[], object]]
     limits: Limits
 
-    def run(self, trajectory: str, prompt: int, text: str) -> tuple[Verdict, float]:
-        """Score in a sandbox. Returns the verdict and the seconds it took."""
-        outcome = sandbox.call(self.task(trajectory, prompt, text), self.limits)
-        return judged(outcome), outcome.seconds
+
+class Ready(msgspec.Struct, frozen=True):
+    """What the process says first: who judges, or why nobody can (then it ends)."""
+
+    judge: str = ""
+    broken: str = ""
+
+
+def main() -> None:
+    """Serve one job on standard input and output, until the input ends or the parent dies."""
+    sandbox.die_with_parent()
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
+    os.dup2(2, 1)  # what a user's module prints is for the log
+
+    def answer(message: Ready | Outcome) -> None:
+        answers.write(msgspec.json.encode(message) + b"\n")
+        answers.flush()
+
+    spec = JobSpec.model_validate_json(requests.readline())
+    if spec.reward.source == "environment" and not sandbox.leave_network():
+        sys.stderr.write("the kernel does not permit it to leave the network: the scorer can reach it\n")
+    try:
+        scorer = make(spec)
+    except BrokenScorer as error:
+        answer(Ready(broken=str(error)))
+        return
+    answer(Ready(judge=scorer.judge))
+    for line in requests:
+        trajectory, prompt, text = msgspec.json.decode(line, type=tuple[str, int, str])
+        answer(sandbox.call(scorer.task(trajectory, prompt, text), scorer.limits))
 
 
 def make(spec: JobSpec) -> Scorer:
@@ -65,21 +99,24 @@ def make(spec: JobSpec) -> Scorer:
     except ValueError as error:
         raise BrokenScorer(str(error)) from error
     reward = spec.reward
+    limits = Limits(seconds=reward.timeout, memory_mb=reward.memory_mb)
     match reward.source:
         case "environment":
             return Scorer(
                 judge=environment.name,
                 task=lambda _, prompt, text: functools.partial(environment.score, prompt, text),
-                limits=_limits(reward, network=False),
+                limits=limits,
             )
         case "python":
             function, judge = _imported(str(reward.function))
             return Scorer(
                 judge=judge,
                 task=lambda _, prompt, text: functools.partial(_python, function, environment, prompt, text),
-                limits=_limits(reward, network=True),
+                limits=limits,
             )
         case "http":
+            import httpx  # large: only if used
+
             url = str(reward.url)
             # made here, where certificates are read once; each sandbox opens its own connection with it
             client = httpx.Client(timeout=reward.timeout, trust_env=False, follow_redirects=False)
@@ -88,7 +125,7 @@ def make(spec: JobSpec) -> Scorer:
                 task=lambda trajectory, prompt, text: functools.partial(
                     _http, client, url, environment, trajectory, prompt, text
                 ),
-                limits=_limits(reward, network=True),
+                limits=limits,
             )
 
 
@@ -103,10 +140,6 @@ def judged(outcome: Outcome) -> Verdict:
     return Verdict("scored", float(value), "")
 
 
-def _limits(reward: RewardSpec, network: bool) -> Limits:
-    return Limits(seconds=reward.timeout, memory_mb=reward.memory_mb, network=network)
-
-
 def _python(function: Callable[..., object], environment: Environment, index: int, text: str) -> object:
     prompt = environment.prompt(index)
     return function(prompt.plain(), text, prompt.meta)
@@ -115,6 +148,8 @@ def _python(function: Callable[..., object], environment: Environment, index: in
 def _http(
     client: httpx.Client, url: str, environment: Environment, trajectory: str, index: int, text: str
 ) -> object:
+    import httpx
+
     prompt = environment.prompt(index)
     asked = {"trajectory": trajectory, "prompt": prompt.plain(), "response": text, "meta": prompt.meta}
     try:
@@ -136,16 +171,12 @@ def _http(
 
 
 # ---- a user's function ----------------------------------------------------------------------------------------
-_imported_at: dict[str, float] = {}  # module -> modification time of its file when it was imported
-
-
 def _imported(name: str) -> tuple[Callable[..., object], str]:
     """The function `module:function`, and its name with its file's digest. Raises `BrokenScorer`.
 
-    The import is tried in a sandbox first: a module that raises, hangs or kills its process must not do so here.
+    The import is tried in a sandbox first: of a module that raises, hangs or kills its process we can tell the reason.
     """
     module, _, attribute = name.partition(":")
-    importlib.invalidate_caches()
     trial = sandbox.call(functools.partial(_tried, module, attribute), _IMPORT)
     if trial.kind != "value":
         raise BrokenScorer(f"reward.function {name}: {trial.kind}: {trial.reason}")
@@ -160,13 +191,11 @@ def _tried(module: str, attribute: str) -> None:
 
 
 def _attribute(module: str, attribute: str) -> Callable[..., object]:
-    loaded = importlib.import_module(module)
-    file = loaded.__file__
-    changed = Path(file).stat().st_mtime if file else 0.0
-    if _imported_at.setdefault(module, changed) != changed:  # edited since an earlier job
-        loaded = importlib.reload(loaded)
-        _imported_at[module] = changed
-    function: object = vars(loaded).get(attribute)
+    function: object = vars(importlib.import_module(module)).get(attribute)
     if not callable(function):
         raise ValueError(f"module {module} has no function {attribute}")
     return function
+
+
+if __name__ == "__main__":
+    main()

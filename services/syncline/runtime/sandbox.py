@@ -5,11 +5,11 @@ environment, no file descriptor but its result pipe, and limits on processor tim
 Its result comes back as JSON.
 
 This bounds what a broken or greedy function can do to the service. It is no wall against a hostile one: the child runs
-under the same user, and the parent's memory was copied into it. Where the kernel lets us, it has no network; the
-outcome says whether it did.
+under the same user, and the parent's memory was copied into it. It has no network if its parent has left it.
 
-The caller must be a process that starts no other children meanwhile (a worker of the errands service): whatever child
-of it appears during a run and is not the sandbox itself was left behind by the function, and is killed.
+The caller must be a process that starts no other children meanwhile (a scorer of the errands service): whatever child
+of it appears during a run and is not the sandbox itself was left behind by the function, and is killed. It should be a
+small one, for a fork costs by the memory in use and by the fork hooks of what is imported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float
     memory_mb: int
-    network: bool = True  # False: without network where the kernel permits; see `Outcome.isolated`
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +64,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     reason: str = ""
     passing: bool = False
-    isolated: bool = False  # had no network
     seconds: float = 0.0
 
 
 class SandboxLeak(Exception):
-    """Processes that a function started could not be killed: the service must restart rather than go on."""
+    """Processes that a function started could not be killed: the caller must end rather than go on."""
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +79,6 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     reason: str = ""
     passing: bool = False
-    isolated: bool = False
 
 
 def call(function: Callable[[], object], limits: Limits) -> Outcome:
@@ -95,11 +92,10 @@ def call(function: Callable[[], object], limits: Limits) -> Outcome:
     before = _children()
     reading, writing = os.pipe()
     parent = os.getpid()
-    _isolation.wanted = not limits.network
+    bounds = _bounds(limits)
     child = os.fork()
     if child == 0:
-        _child(function, writing, limits, parent)
-    _isolation.wanted = False
+        _child(function, writing, bounds, parent)
     os.close(writing)
     try:
         data, ended = _await(child, reading, begun + limits.seconds)
@@ -115,32 +111,46 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-# ---- the child ------------------------------------------------------------------------------------------------
-class _Isolation:
-    """Leaving the network, as the first thing a child does.
+def leave_network() -> bool:
+    """Leave the network, with every process forked from now on. False: the kernel does not permit it.
 
-    Only a process with one thread may make itself a user namespace, and fork hooks of other libraries start
-    threads. Hooks run in the order of registration, so this module is imported before those libraries are set up.
+    The second way needs no privilege, but a process with one thread: call it before a library starts others.
     """
-
-    def __init__(self) -> None:
-        self.wanted = False
-        self.had = False
-
-    def in_child(self) -> None:
-        self.had = self.wanted and _LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
+    return any(_LIBC.unshare(flags) == 0 for flags in (_CLONE_NEWNET, _CLONE_NEWUSER | _CLONE_NEWNET))
 
 
-_isolation = _Isolation()
-os.register_at_fork(after_in_child=_isolation.in_child)
+def _bounds(limits: Limits) -> dict[int, int]:
+    """The child's resource limits, told here because reading /proc costs a child more than its parent."""
+    wanted = {
+        resource.RLIMIT_CPU: int(limits.seconds) + 1,
+        resource.RLIMIT_FSIZE: _FILE_LIMIT,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: 0,  # does not bind root; the sweep does
+        resource.RLIMIT_AS: _own_memory() + limits.memory_mb * 1024 * 1024,
+    }
+    hard = {what: resource.getrlimit(what)[1] for what in wanted}
+    return {
+        w: limit if hard[w] == resource.RLIM_INFINITY else min(limit, hard[w]) for w, limit in wanted.items()
+    }
 
 
-def _child(function: Callable[[], object], writing: int, limits: Limits, parent: int) -> NoReturn:
+def _environment_block() -> tuple[int, int]:
+    """Where the kernel keeps this process's environment: env_start and env_end, fields 50 and 51 of proc(5)."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return int(fields[47]), int(fields[48])
+
+
+_ENVIRONMENT = _environment_block()
+
+
+# ---- the child ------------------------------------------------------------------------------------------------
+def _child(function: Callable[[], object], writing: int, bounds: dict[int, int], parent: int) -> NoReturn:
     """Never returns into the parent's stack, whatever the function does."""
     try:
         report = _Report(kind="raised", error="SystemExit", reason="the sandbox could not be set up")
         try:
-            _enclose(writing, limits, parent)
+            _enclose(writing, bounds, parent)
             report = _valued(function())
         finally:
             error = sys.exception()
@@ -151,7 +161,7 @@ def _child(function: Callable[[], object], writing: int, limits: Limits, parent:
         os._exit(0)
 
 
-def _enclose(writing: int, limits: Limits, parent: int) -> None:
+def _enclose(writing: int, bounds: dict[int, int], parent: int) -> None:
     os.setsid()
     die_with_parent()
     if os.getppid() != parent:  # it died before the line above
@@ -166,25 +176,14 @@ def _enclose(writing: int, limits: Limits, parent: int) -> None:
     os.dup2(writing, _RESULT_FD)
     os.closerange(_RESULT_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _forget_environment()
-    cpu = int(limits.seconds) + 1
-    for what, limit in (
-        (resource.RLIMIT_CPU, cpu),
-        (resource.RLIMIT_FSIZE, _FILE_LIMIT),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, 0),  # does not bind root; the sweep does
-        (resource.RLIMIT_AS, _own_memory() + limits.memory_mb * 1024 * 1024),
-    ):
-        hard = resource.getrlimit(what)[1]
-        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    for what, limit in bounds.items():
         resource.setrlimit(what, (limit, limit))
 
 
 def _forget_environment() -> None:
     """Clear the environment, and the block of memory in which `/proc/self/environ` would still show it."""
     os.environ.clear()
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[47]), int(fields[48])  # env_start, env_end: fields 50 and 51 of proc(5)
+    start, end = _ENVIRONMENT
     if 0 < start < end:
         ctypes.memset(start, 0, end - start)
 
@@ -199,17 +198,17 @@ def _valued(value: object) -> _Report:
     if (
         isinstance(value, float) and not -1.7e308 < value < 1.7e308
     ):  # NaN or infinite: JSON has no such number
-        return _Report(kind="value", value=str(value), isolated=_isolation.had)
-    return _Report(kind="value", value=value, isolated=_isolation.had)
+        return _Report(kind="value", value=str(value))
+    return _Report(kind="value", value=value)
 
 
 def _raised(error: BaseException) -> _Report:
     name = type(error).__name__
     reason = f"{name}: {error}"[:_MESSAGE_LIMIT]
     if isinstance(error, MemoryError):
-        return _Report(kind="memory", error=name, reason=reason, isolated=_isolation.had)
+        return _Report(kind="memory", error=name, reason=reason)
     passing = isinstance(error, OSError)
-    return _Report(kind="raised", error=name, reason=reason, passing=passing, isolated=_isolation.had)
+    return _Report(kind="raised", error=name, reason=reason, passing=passing)
 
 
 def _write(body: bytes) -> None:

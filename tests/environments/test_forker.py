@@ -1,0 +1,88 @@
+"""The scorer's process: what it holds, and that whoever asks it outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from syncline.contract.job import JobSpec
+from syncline.errands.forker import Forker
+from syncline.errands.scorer import BrokenScorer
+from syncline.runtime.sandbox import Limits, call, leave_network
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+@contextlib.contextmanager
+def forker(**reward: object) -> Iterator[Forker]:
+    made = Forker(
+        JobSpec.model_validate({"name": "scored", "model": {"name": "tiny-dense"}, "reward": reward})
+    )
+    yield made
+    made.close()
+    assert not scorers()
+
+
+def python(name: str) -> dict[str, object]:
+    return {"source": "python", "function": f"reward_functions:{name}"}
+
+
+def scorers() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "syncline.errands.scorer" in p.cmdline()]
+
+
+def test_one_process_scores_all_and_names_the_judge() -> None:
+    with forker(**python("length")) as asked:
+        assert [asked.run("t", 0, text).value for text in ("abc", "line\nand \u2028")] == [0.3, 1.0]
+        [first] = scorers()
+        assert asked.run("t", 1, "").value == 0.0
+        assert scorers() == [first]
+        assert asked.judge.startswith("reward_functions:length ")
+
+
+def test_it_holds_nothing_of_the_service() -> None:
+    with forker(**python("looks_around")) as asked:
+        assert asked.run("t", 0, "").value == 0.0
+
+
+def test_killed_while_idle_it_is_replaced_unnoticed() -> None:
+    with forker() as asked:
+        assert asked.run("t", 0, "abc").kind == "value"
+        [process] = scorers()
+        process.kill()
+        process.wait(10)
+        assert asked.run("t", 0, "abc").kind == "value"
+        assert scorers() != [process]
+
+
+def test_killed_at_work_its_request_is_lost_and_the_next_is_not() -> None:
+    with forker(**python("kills_its_scorer")) as asked:
+        lost = asked.run("t", 0, "kill")
+        assert (lost.kind, lost.reason) == ("lost", "its scorer's process ended with exit code -9")
+        assert asked.run("t", 0, "live").value == 0.5
+
+
+def test_broken_scorer_says_so_each_time_and_leaves_no_process() -> None:
+    with forker(**python("missing")) as asked:
+        for _ in range(2):
+            with pytest.raises(BrokenScorer, match="no function missing"):
+                asked.run("t", 0, "")
+            assert not scorers()
+
+
+def test_only_an_environment_has_no_network() -> None:
+    own = os.readlink("/proc/self/ns/net")
+    permitted = call(leave_network, Limits(seconds=5.0, memory_mb=128)).value
+    for reward, left in (({}, permitted), (python("length"), False)):
+        with forker(**reward) as asked:
+            asked.run("t", 0, "abc")
+            [process] = scorers()
+            assert (os.readlink(f"/proc/{process.pid}/ns/net") != own) == left
