@@ -36,7 +36,9 @@ class Server:
 
     def start(self) -> None:
         config = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": ""}
-        self.server = ValkeyServer(data_dir=self.folder, unix_socket_path=self.folder / "s", config=config)
+        self.server = ValkeyServer(
+            data_dir=self.folder, port=0, unix_socket_path=self.folder / "s", config=config
+        )
         self.server.start()
 
 
