@@ -1,5 +1,6 @@
-"""`python -m syncline.errands`: the errands service. One worker process unless `--concurrency` says otherwise.
+"""`python -m syncline.errands`: the errands service.
 
+It has as many worker processes as cores, at most 4, unless `--concurrency` says otherwise.
 This process holds the connection to Celery's queue and the heartbeat; each of its children has a process per job
 that scores (`scorer.py`). A child that dies is replaced, and its message is delivered again.
 """
@@ -7,6 +8,7 @@ that scores (`scorer.py`). A child that dies is replaced, and its message is del
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -54,7 +56,9 @@ def main(context: ServiceContext, concurrency: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m syncline.errands", description="The errands service.")
-    parser.add_argument("--concurrency", type=int, default=1, help="processes that score (default: 1)")
+    cores = len(os.sched_getaffinity(0))
+    told = "worker processes (default: one per core, at most 4)"
+    parser.add_argument("--concurrency", type=int, default=min(4, cores), help=told)
     arguments = parser.parse_args()
     if arguments.concurrency < 1:
         sys.exit("--concurrency must be at least 1")
