@@ -33,6 +33,7 @@ test: $(VENV)/.installed-dev lint types
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy services rollout_svc trainer_svc sync_svc scheduler
+	MYPYPATH=bench $(BIN)/mypy bench/*.py
 	for suite in tests tests/*/; do \
 	  compgen -G "$${suite%/}/*.py" >/dev/null || continue; \
 	  own="$${suite%/}:"; [[ $$suite == tests/conformance/ ]] && own=; \

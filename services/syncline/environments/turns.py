@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -60,11 +61,12 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     observed: tuple[Message, ...] = ()
 
 
-class SingleTurn:
+class SingleTurn(ABC):
     """`reset` and `step` of an environment that asks once and is answered once."""
 
+    @abstractmethod
     def prompt(self, index: int) -> Prompt:
-        raise NotImplementedError
+        """The prompt at `index`; the same for the same index, always."""
 
     def reset(self, index: int) -> Prompt:
         """The prompt itself."""
