@@ -15,10 +15,14 @@ from syncline.errands.forker import Forker
 from syncline.errands.scorer import BrokenScorer
 from syncline.runtime.sandbox import Limits, call, leave_network
 
+before: set[int] = set()
+
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    before.clear()
+    before.update(process.pid for process in psutil.Process().children())
 
 
 @contextlib.contextmanager
@@ -36,7 +40,15 @@ def python(name: str) -> dict[str, object]:
 
 
 def scorers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "syncline.errands.scorer" in p.cmdline()]
+    """Scorers that this test started and that live. Orphans of other tests end up as this process's children too."""
+    found = []
+    for process in psutil.Process().children():
+        if process.pid in before:
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one
+            if "syncline.errands.scorer" in process.cmdline():
+                found.append(process)
+    return found
 
 
 def test_one_process_scores_all_and_names_the_judge() -> None:
