@@ -17,6 +17,7 @@ import torch
 from syncline.contract.job import ModelSpec
 from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, loaded_digest, opened
 from syncline.reference.model import ModelFolder, empty_model, model_folder, stop_ids
+from syncline.reference.routes import RouteTap
 from syncline.reference.state import StatePlan, state_plan
 from syncline.rollout.engine import (
     Chunk,
@@ -31,7 +32,7 @@ from syncline.rollout.engine import (
     StageFailed,
 )
 from syncline.rollout.engines.batching import Batch
-from syncline.rollout.engines.weights import RouteTap, Weights, check_manifest, release_memory
+from syncline.rollout.engines.weights import Weights, check_manifest, release_memory
 from syncline.runtime.store import BlobStore
 
 

@@ -6,59 +6,21 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, loaded_digest
 from syncline.reference.model import ModelFolder, empty_model
+from syncline.reference.routes import RouteTap
 from syncline.reference.state import StatePlan, check_names, named_windows, state_plan
 from syncline.rollout.engine import StageFailed
 from syncline.runtime.store import BadBlob, BlobStore, MissingBlob
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 REPRESENTATIONS = ("bf16",)
-
-
-class RouteTap:
-    """Expert ids of a forward pass, caught at the model's routers in layer order."""
-
-    def __init__(self, model: nn.Module) -> None:
-        routers = [module for module in model.modules() if type(module).__name__.lower().endswith("router")]
-        self.layers = len(routers)
-        self.topk = cast(int, cast(Any, routers[0]).top_k) if routers else 0
-        experts = max((cast(Tensor, router.weight).shape[0] for router in routers), default=0)
-        self.dtype = torch.uint8 if experts <= 256 else torch.uint16
-        self._caught: list[Tensor] | None = None
-        for router in routers:
-            router.register_forward_hook(self._hook)
-
-    def _hook(self, module: nn.Module, args: Any, output: tuple[Tensor, ...]) -> None:
-        if self._caught is not None:
-            self._caught.append(output[-1])
-
-    @contextmanager
-    def catching(self, wanted: bool) -> Iterator[list[Tensor]]:
-        """Inside, each router appends its ids [tokens, topk], if `wanted` and the model routes."""
-        caught: list[Tensor] = []
-        self._caught = caught if wanted and self.layers else None
-        try:
-            yield caught
-        finally:
-            self._caught = None
-
-    def stacked(self, caught: list[Tensor]) -> Tensor:
-        """[tokens, layers, topk] of `dtype`. Raises `RuntimeError` if a router ran twice or never."""
-        if len(caught) != self.layers:
-            raise RuntimeError(
-                f"{len(caught)} router calls in a forward pass of {self.layers} routing layers"
-            )
-        return torch.stack(caught, dim=1).to(self.dtype)
 
 
 class Weights:

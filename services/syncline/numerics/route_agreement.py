@@ -1,0 +1,105 @@
+"""Do two sides route alike? Pure functions on expert ids, shared by router replay and the diagnostics.
+
+Legend: N tokens, L routing layers, K experts per token. Ids are integers; the order inside K has no meaning here:
+a token is routed alike in a layer if the *sets* of its ids are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+_SIGMAS = 4.0
+"""By how many standard deviations of a fair coin a shifted record must fit better before it is called shifted."""
+
+
+def same_sets(left_NLK: Tensor, right_NLK: Tensor) -> Tensor:
+    """Whether the sets of ids are equal, bool [N, L]. Raises `ValueError` naming both shapes if they differ."""
+    if left_NLK.shape != right_NLK.shape or left_NLK.dim() != 3:
+        raise ValueError(
+            f"expert ids of shapes {list(left_NLK.shape)} and {list(right_NLK.shape)}: "
+            "both must be [tokens, layers, topk]"
+        )
+    left, right = (ids.long().sort(dim=-1).values for ids in (left_NLK, right_NLK))
+    return (left == right).all(dim=-1)
+
+
+def route_agreement(left_NLK: Tensor, right_NLK: Tensor) -> Tensor:
+    """Share of tokens whose set of ids is equal, per layer, float64 [L]; NaN where there is no token."""
+    return same_sets(left_NLK, right_NLK).double().mean(dim=0)
+
+
+def first_diverging_layer(left_NLK: Tensor, right_NLK: Tensor) -> Tensor:
+    """The first layer (counted among routing layers) whose sets differ, per token, int64 [N]; -1: none does."""
+    differs_NL = ~same_sets(left_NLK, right_NLK)
+    return torch.where(differs_NL.any(dim=1), differs_NL.int().argmax(dim=1), -1)
+
+
+@dataclass(frozen=True)
+class RouteCounts:
+    """Agreement of many tokens as counts, so that parts of a batch add up exactly.
+
+    equal         [L] tokens whose set of ids is equal in the layer
+    first         [L] tokens that diverge in this layer for the first time
+    better, worse (token, layer) cells that a shift of the record by one token would mend, and break; the
+                  worse of the two directions
+    """
+
+    tokens: int
+    equal: tuple[int, ...]
+    first: tuple[int, ...]
+    better: int = 0
+    worse: int = 0
+
+    @classmethod
+    def of(cls, free_NLK: Tensor, recorded_NLK: Tensor) -> Self:
+        """Counts of one trajectory: N are its tokens in order."""
+        same_NL = same_sets(free_NLK, recorded_NLK)
+        first_N = first_diverging_layer(free_NLK, recorded_NLK)
+        layers = same_NL.shape[1]
+        better, worse = 0, 0
+        for ahead in (free_NLK, recorded_NLK):
+            behind = recorded_NLK if ahead is free_NLK else free_NLK
+            shifted_NL = same_sets(ahead[:-1], behind[1:])
+            straight_NL = same_NL[:-1]  # as many cells, of the same tokens but for one at an end
+            gained = int((shifted_NL & ~straight_NL).sum())
+            lost = int((straight_NL & ~shifted_NL).sum())
+            if gained - lost > better - worse:
+                better, worse = gained, lost
+        return cls(
+            tokens=len(same_NL),
+            equal=tuple(same_NL.sum(dim=0).tolist()),
+            first=tuple(torch.bincount(first_N[first_N >= 0], minlength=layers).tolist()),
+            better=better,
+            worse=worse,
+        )
+
+    def __add__(self, other: RouteCounts) -> RouteCounts:
+        """Both together. Raises `ValueError` if they are of different numbers of layers."""
+        if len(self.equal) != len(other.equal):
+            raise ValueError(f"counts of {len(self.equal)} and of {len(other.equal)} routing layers")
+        return RouteCounts(
+            self.tokens + other.tokens,
+            tuple(a + b for a, b in zip(self.equal, other.equal, strict=True)),
+            tuple(a + b for a, b in zip(self.first, other.first, strict=True)),
+            self.better + other.better,
+            self.worse + other.worse,
+        )
+
+    @property
+    def agreement(self) -> tuple[float, ...]:
+        """Share of tokens routed alike, per layer; NaN where there is no token."""
+        return tuple(equal / self.tokens if self.tokens else math.nan for equal in self.equal)
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the record fits far better one token off than where it stands.
+
+        A sign test over the cells on which the two placements disagree: chance alone reaches this once in
+        some ten thousand records that fit nowhere, and a record that fits at all never does.
+        """
+        return self.better - self.worse > _SIGMAS * math.sqrt(self.better + self.worse)
