@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import SignedManifest, VersionId
 from syncline.runtime.store import BlobStore
 
@@ -118,6 +119,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids: tuple[int, ...]
     max_running: int
     experts: tuple[int, int] | None  # (routing layers, top-k); None: the model does not route
+    kv: KvFormat = "wide"  # how the attention context is stored
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,9 +180,19 @@ class RolloutEngine(Protocol):
         ...
 
     def score(
-        self, ids: Sequence[int], prompt: int, *, buffer: Literal["active", "staged"], experts: bool = False
+        self,
+        ids: Sequence[int],
+        prompt: int,
+        *,
+        buffer: Literal["active", "staged"],
+        experts: bool = False,
+        kv: KvFormat | None = None,
     ) -> Score:
-        """Score `ids[prompt:]` under the version that serves new requests, or under the staged one."""
+        """Score `ids[prompt:]` under the version that serves new requests, or under the staged one.
+
+        kv   storage of the context that the tokens attend to; None: the engine's own. Another one at the same
+             weights measures what the storage alone does.
+        """
         ...
 
     def stage(self, signed: SignedManifest, store: BlobStore) -> Staged:

@@ -36,6 +36,8 @@ class Scheme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                  has scale 1 (or the smallest E8M0 scale) and zero codes
     padding      what a size that the block does not divide means. "refuse": an error that names the legal sizes;
                  "zero": zeros are added to K (and packed too); "partial": the last block is smaller
+    outer        nvfp4: what shares an outer scale. "row": each row alone, for activations, whose codes must not depend
+                 on the other tokens of the batch
     """
 
     format: Format
@@ -44,6 +46,7 @@ class Scheme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     rule: Rule
     amax_floor: float = 0.0
     padding: Literal["refuse", "zero", "partial"] = "refuse"
+    outer: Literal["tensor", "row"] = "tensor"
 
     def digest(self) -> str:
         """sha256 hex of the canonical JSON form."""
@@ -79,6 +82,8 @@ def problem(scheme: Scheme) -> str:
         return f"rows {scheme.rows}: int4 groups run along K alone"
     if scheme.padding == "partial" and scheme.format not in ("fp8_block", "int4"):
         return f"padding 'partial': {scheme.format} blocks are whole"
+    if scheme.outer != "tensor" and scheme.format != "nvfp4":
+        return f"outer {scheme.outer!r}: {scheme.format} has no outer scale"
     if not 0.0 <= scheme.amax_floor < 3e38:
         return f"amax_floor {scheme.amax_floor}"
     return ""
@@ -93,6 +98,32 @@ SCHEMES: dict[str, Scheme] = {
     "int4_g128": Scheme(format="int4", rows=1, columns=128, rule="amax/7"),
     "mxfp8": Scheme(format="mxfp8", rows=1, columns=32, rule="rceil"),
     "mxfp4": Scheme(format="mxfp4", rows=1, columns=32, rule="even"),
+    "nvfp4_row": Scheme(
+        format="nvfp4", rows=1, columns=16, rule="two_level", amax_floor=NVFP4_FLOOR, outer="row"
+    ),
     "nvfp4": Scheme(format="nvfp4", rows=1, columns=16, rule="two_level", amax_floor=NVFP4_FLOOR),
 }
-"""Shipped schemes by name; `fp8_tile` is for activations."""
+"""Shipped schemes by name; `fp8_tile` and `nvfp4_row` are for activations."""
+
+
+KvFormat = Literal["wide", "fp8_e4m3"]
+"""How a rollout engine stores the attention context: in the compute dtype, or as E4M3 codes with FP32 scales."""
+KvTensor = Literal["keys", "values", "indexer_keys"]
+"""What a layer stores per token. Latent attention (MLA) stores its latent as keys and its rope part as values."""
+
+KV_QUANTISED: dict[KvFormat, frozenset[KvTensor]] = {
+    "wide": frozenset(),
+    "fp8_e4m3": frozenset({"keys", "values", "indexer_keys"}),
+}
+"""Which of them a format quantises; the others stay in the compute dtype, linear-attention states always do.
+
+All three under fp8_e4m3: sparse attention (DeepSeek-V3.2, GLM-5) selects by FP8 index keys with one FP32 scale per
+vector, and an engine that selects by wider ones would attend to other tokens than it will in production. FlashMLA
+differs in the latent (a scale per 128 of its 512 values) and keeps the rope part in BF16; here each stored vector
+is treated alike, so that the format has one meaning for every family.
+"""
+
+
+def kv_scheme(width: int) -> Scheme:
+    """The scheme of a stored vector of `width` values (one token, one head): one FP32 scale, amax / 448."""
+    return Scheme(format="fp8_block", rows=1, columns=width, rule="amax/448")

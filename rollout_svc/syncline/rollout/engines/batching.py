@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import VersionId
 from syncline.rollout.engine import Chunk, Request
+from syncline.rollout.engines.kv import CacheBytes, growing_cache
 from syncline.rollout.engines.rows import Row, RowTable
 from syncline.rollout.engines.sampling import draw
 from syncline.rollout.engines.slots import SlotCache
@@ -30,15 +32,16 @@ _PREFILL_TOKENS = 4096  # tokens of one prefill forward pass, unless a single co
 class Batch:
     """The requests of one set of weights."""
 
-    def __init__(self, weights: Weights, stop_ids: Sequence[int], limit: int) -> None:
+    def __init__(self, weights: Weights, stop_ids: Sequence[int], limit: int, kv: KvFormat = "wide") -> None:
         if weights.version is None:
             raise RuntimeError("a batch was made for weights that hold no verified version")
         self.weights = weights
         self.version: VersionId = weights.version
         self.waiting: list[Request] = []
         self.sampled = 0
+        self._kv = kv
         self._table = RowTable(limit)
-        self._cache = SlotCache(weights.model.config)
+        self._cache = SlotCache(weights.model.config, kv)
         self._stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64)
         vocab = weights.model.config.get_text_config(decoder=True).vocab_size
         self._is_stop = np.zeros(vocab, np.bool_)  # by token
@@ -54,6 +57,10 @@ class Batch:
     def running(self) -> int:
         """Requests that decode or wait for prefill."""
         return len(self._table.rows) + len(self.waiting)
+
+    def cache_bytes(self) -> CacheBytes:
+        """Bytes allocated for the requests' state."""
+        return self._cache.nbytes()
 
     # ---- one step
     @torch.inference_mode()
@@ -216,7 +223,7 @@ class Batch:
         self, contexts: Sequence[tuple[int, ...]], experts: bool
     ) -> tuple[Tensor, DynamicCache, Tensor | None]:
         """Last logits [N, V], state, and expert ids [N, P, layers, topk] of N contexts of one length."""
-        cache = DynamicCache(config=self.weights.model.config)
+        cache = growing_cache(self.weights.model.config, self._kv)
         ids_NP = torch.tensor(contexts, dtype=torch.int64)
         with self.weights.taps.catching(experts) as caught:
             out: Any = self.weights.model(input_ids=ids_NP, cache=cache, use_cache=True, logits_to_keep=1)

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from syncline.contract.job import ModelSpec
+from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, loaded_digest, opened
 from syncline.reference.model import ModelFolder, empty_model, model_folder, stop_ids
 from syncline.reference.routes import RouteTap
@@ -32,6 +33,7 @@ from syncline.rollout.engine import (
     StageFailed,
 )
 from syncline.rollout.engines.batching import Batch
+from syncline.rollout.engines.kv import CacheBytes, growing_cache
 from syncline.rollout.engines.weights import Weights, check_manifest, release_memory
 from syncline.runtime.store import BlobStore
 
@@ -42,12 +44,16 @@ class ReferenceEngine:
     models, spec   where the architecture comes from; its weights come from manifests alone
     job, key       job id and manifest key: manifests of another job or signature are refused
     max_running    requests decoded together
+    kv             how the attention context is stored
     """
 
-    def __init__(self, models: Path, spec: ModelSpec, job: str, key: bytes, max_running: int) -> None:
+    def __init__(
+        self, models: Path, spec: ModelSpec, job: str, key: bytes, max_running: int, kv: KvFormat = "wide"
+    ) -> None:
         self._folder: ModelFolder = model_folder(models, spec.name)
         self._job, self._key = job, key
         self._max_running = max_running
+        self._kv: KvFormat = kv
         self._stop_ids = stop_ids(self._folder)
         self._config = self._folder.config.get_text_config(decoder=True)
         self._description, self._plan = self._describe()
@@ -73,6 +79,7 @@ class ReferenceEngine:
             stop_ids=self._stop_ids,
             max_running=self._max_running,
             experts=(taps.layers, taps.topk) if taps.layers else None,
+            kv=self._kv,
         )
         return description, state_plan(model)
 
@@ -149,7 +156,13 @@ class ReferenceEngine:
     # ---- scoring
     @torch.inference_mode()
     def score(
-        self, ids: Sequence[int], prompt: int, *, buffer: Literal["active", "staged"], experts: bool = False
+        self,
+        ids: Sequence[int],
+        prompt: int,
+        *,
+        buffer: Literal["active", "staged"],
+        experts: bool = False,
+        kv: KvFormat | None = None,
     ) -> Score:
         weights = self._staged if buffer == "staged" else self._active()
         if weights is None:
@@ -157,8 +170,10 @@ class ReferenceEngine:
         if not 0 < prompt < len(ids):
             raise ValueError(f"a prompt of {prompt} tokens leaves nothing to score of {len(ids)} ids")
         ids_1T = torch.tensor([list(ids)], dtype=torch.int64)
+        kv = self._kv if kv is None else kv
+        cache = None if kv == "wide" else growing_cache(weights.model.config, kv)
         with weights.taps.catching(experts) as caught:
-            logits_TV = weights.model(input_ids=ids_1T, use_cache=False).logits[0]
+            logits_TV = weights.model(input_ids=ids_1T, cache=cache, use_cache=cache is not None).logits[0]
         logprobs_SV = torch.log_softmax(logits_TV[prompt - 1 : -1].float(), dim=-1)
         scored = logprobs_SV.gather(-1, ids_1T[0, prompt:, None])[:, 0]
         routed = None
@@ -224,7 +239,7 @@ class ReferenceEngine:
         if in_flight and policy.kind == "in_place":
             recomputed = self._swap_in_place(weights, policy)
         else:
-            self._lanes.append(Batch(weights, self._stop_ids, self._max_running))
+            self._lanes.append(Batch(weights, self._stop_ids, self._max_running, self._kv))
             self._retire_lanes()
         self._staged, self._draining, self._newest = None, False, weights.version
         return Committed(
@@ -257,6 +272,10 @@ class ReferenceEngine:
         return self._lanes[-1].weights if self._lanes else None
 
     # ---- memory
+    def cache_bytes(self) -> CacheBytes:
+        """Bytes allocated for the state of requests, by kind."""
+        return sum((lane.cache_bytes() for lane in self._lanes), start=CacheBytes())
+
     def sleep(self) -> None:
         if self.running:
             raise ValueError(f"{self.running} requests run: sleep is for an engine with nothing in flight")

@@ -7,6 +7,9 @@ reads one window, and `transformers` sees what it knows as left padding. Linear-
 state per row; a decode step feeds each row exactly one real token, and prefill takes prompts of equal length
 only, so nothing that is padding ever reaches them.
 
+A quantised context lies in slots as codes and scales (`kv.py`): placing, moving, shifting and growing copy both as
+they are, and only a forward pass makes values of them.
+
 Legend: S slots, R live rows, C columns, H heads, D width, P tokens of a prefilled context.
 """
 
@@ -23,6 +26,17 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
+)
+
+from syncline.contract.schemes import KV_QUANTISED, KvFormat, KvTensor
+from syncline.rollout.engines.kv import (
+    CacheBytes,
+    UnknownLayer,
+    decode,
+    encode,
+    nbytes,
+    parts,
+    stored_of,
 )
 
 _BLOCK = 64  # columns by which attention buffers grow at least
@@ -53,11 +67,7 @@ class ColumnLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
 
     def place(self, rows: Tensor, source: Any, index: Tensor) -> None:
         """Copy the prefilled contexts `index` of `source` to slots `rows`, ending at the shared column."""
-        names = ["keys", "values"]
-        if isinstance(source, DynamicIndexedLayer) and source.indexer_keys is not None:
-            names.append("indexer_keys")
-        for name in names:
-            context = getattr(source, name)
+        for name, context in stored_of(source).items():
             kept = context.shape[-2]
             if name not in self.buffers:
                 shape = (self.geometry.slots, *context.shape[1:-2], self.geometry.columns, context.shape[-1])
@@ -93,7 +103,7 @@ class ColumnLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         return self._append("indexer_keys", indexer_key_states)
 
-    def _append(self, name: str, new: Tensor) -> Tensor:
+    def _append(self, name: KvTensor, new: Tensor) -> Tensor:
         buffer, column = self.live[name], self.geometry.column
         buffer.select(-2, column).copy_(new.select(-2, 0))
         length, _ = self.get_mask_sizes(1)
@@ -107,6 +117,24 @@ class ColumnLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
         if self.window is None or seen < self.window:
             return seen + query_length, 0
         return self.window - 1 + query_length, seen - self.window + 1
+
+
+class QuantisedColumnLayer(ColumnLayer):  # type: ignore[no-untyped-call]
+    """The same with E4M3 codes [S, H, C, D] and scales [S, H, C, 1] float32 for what `kv` quantises."""
+
+    def __init__(self, geometry: Geometry, window: int | None, kv: KvFormat, where: str) -> None:
+        super().__init__(geometry, window)
+        self._kv, self._where = kv, where
+
+    def _append(self, name: KvTensor, new: Tensor) -> Tensor:
+        if name not in KV_QUANTISED[self._kv]:
+            return super()._append(name, new)
+        column = self.geometry.column
+        for part, tensor in encode(name, new, self._where).items():
+            self.live[part].select(-2, column).copy_(tensor.select(-2, 0))
+        length, _ = self.get_mask_sizes(1)
+        window = {part: self.live[part].narrow(-2, column + 1 - length, length) for part in parts(name)}
+        return decode(name, window, new.dtype)
 
 
 class StateLayer(LinearAttentionLayer):
@@ -155,12 +183,13 @@ class StateLayer(LinearAttentionLayer):
 
 
 class SlotCache(Cache):
-    """The whole batch's state as the `cache` argument of a decode step."""
+    """The whole batch's state as the `cache` argument of a decode step, attention context stored as `kv`."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, kv: KvFormat = "wide") -> None:
         self.geometry = Geometry()
         self.slot_layers: list[ColumnLayer | StateLayer] = [
-            _slot_layer(layer, self.geometry) for layer in DynamicCache(config=config).layers
+            _slot_layer(layer, self.geometry, kv, f"layer {i}")
+            for i, layer in enumerate(DynamicCache(config=config).layers)
         ]
         super().__init__(layers=list(self.slot_layers))
 
@@ -194,6 +223,10 @@ class SlotCache(Cache):
         for layer in self.slot_layers:
             layer.move(source, target)
 
+    def nbytes(self) -> CacheBytes:
+        """Bytes allocated, by kind."""
+        return sum((nbytes(layer.buffers) for layer in self.slot_layers), start=CacheBytes())
+
     def _make_room(self, slots: int, length: int) -> None:
         """Room for `slots` slots, a context of `length` tokens, and the next token."""
         g = self.geometry
@@ -223,15 +256,17 @@ def _grown(need: int) -> int:
     return -(-2 * (need + 1) // _BLOCK) * _BLOCK
 
 
-def _slot_layer(layer: Any, geometry: Geometry) -> ColumnLayer | StateLayer:
+def _slot_layer(layer: Any, geometry: Geometry, kv: KvFormat, where: str) -> ColumnLayer | StateLayer:
+    window: int | None = None
     match layer:
         case DynamicSlidingWindowLayer():
-            return ColumnLayer(geometry, layer.sliding_window)
+            window = layer.sliding_window
         case DynamicLayer() if type(layer) in (DynamicLayer, DynamicIndexedLayer):
-            return ColumnLayer(geometry, None)
+            pass
         case LinearAttentionLayer() if type(layer) is LinearAttentionLayer:
             return StateLayer(geometry, layer.number_of_states)
         case _:
-            raise ValueError(
-                f"the reference engine does not know cache layers of kind {type(layer).__name__}"
-            )
+            raise UnknownLayer(layer)
+    if kv == "wide":
+        return ColumnLayer(geometry, window)
+    return QuantisedColumnLayer(geometry, window, kv, where)
