@@ -106,7 +106,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "n_group": 1,
         "topk_group": 1,
-        "index_topk": 16,
+        "index_topk": 8,
         "index_head_dim": 16,
         "index_n_heads": 16,
     },
