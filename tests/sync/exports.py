@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import TensorSpec, serialize_file
 
-from syncline.contract.precision import RECIPES
+from syncline.contract.recipes import RECIPES
 from syncline.contract.version_path import Canary, Minted, VersionId
 
 CONFIG: dict[str, Any] = {"model_type": "llama", "tie_word_embeddings": False}

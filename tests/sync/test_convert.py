@@ -13,7 +13,7 @@ from exports import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncline.contract.precision import RECIPES
+from syncline.contract.recipes import RECIPES
 from syncline.runtime.store import BlobStore
 from syncline.sync.convert import Converted, NonFinite, convert
 from syncline.sync.export import BadExport, Export

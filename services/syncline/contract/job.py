@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from syncline.contract.precision import RECIPES
+from syncline.contract.precision import PrecisionContract, Variant, with_variant
+from syncline.contract.recipes import RECIPES
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
@@ -150,7 +151,10 @@ class TrainerSpec(_Part):
 
 
 class PrecisionSpec(_Part):
-    recipe: str = "bf16"
+    recipe: str = Field("bf16", description="a shipped precision contract; `GET /v1/recipes` lists them")
+    variant: Variant = Field(
+        "contract", description="trainer GEMMs: as the contract says, or one of the study's four variants"
+    )
 
 
 class CheckpointSpec(_Part):
@@ -219,9 +223,13 @@ class JobSpec(_Part):
         """sha256 hex of `canonical()`."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
+    def contract(self) -> PrecisionContract:
+        """The precision contract that the recipe and its variant name."""
+        return with_variant(RECIPES[self.precision.recipe], self.precision.variant)
+
     def contract_digest(self) -> str:
-        """Digest of the precision contract that the recipe names."""
-        return RECIPES[self.precision.recipe].digest()
+        """Digest of `contract()`."""
+        return self.contract().digest()
 
 
 class Problem(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from syncline.contract.job import JobSpec, Problem
-from syncline.contract.precision import RECIPES
+from syncline.contract.recipes import RECIPES
 
 
 def problems(spec: JobSpec) -> list[Problem]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from syncline.contract.events import LedgerSample, Phase, Wait
 from syncline.contract.job import JobSpec, ModelSpec
-from syncline.contract.precision import RECIPES
+from syncline.contract.recipes import RECIPES
 from syncline.contract.token_path import SamplingConvention, Segment, Timing, VersionSpan
 from syncline.contract.version_path import VersionId, VersionRecord, WorkerPath
 from syncline.gateway.shapes import (
@@ -249,5 +249,5 @@ TOKEN = TokenPath(
 HEALTH = Health(ready=True, why="")
 UNREADY = Health(ready=False, why="Redis at redis://127.0.0.1:6379/0 unreachable for 5 s")
 MODELS = Named(items=["tiny", "tiny-moe"])
-RECIPES_EXAMPLE = {name: {"name": name, "rollout": "bf16"} for name in sorted(RECIPES)}
+RECIPES_EXAMPLE = {name: {"name": name, "rollout": {"wide": "bf16"}} for name in sorted(RECIPES)}
 NUMBERS = 'syncline_gateway_requests_total{method="GET",route="/v1/jobs",status="200"} 3.0\n'

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import PlainTextResponse
 
 from syncline.contract.job import schema
-from syncline.contract.precision import RECIPES
+from syncline.contract.recipes import RECIPES
 from syncline.gateway import examples, model_root
 from syncline.gateway.access import Here, only_known_parameters
 from syncline.gateway.answers import PROBLEMS, describe, reply

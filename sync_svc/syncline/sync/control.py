@@ -183,7 +183,7 @@ class Control:
             digest=manifest.digest(),
             loaded=loaded_digest(manifest.tensors),
             canaries=bool(minted.canaries),
-            tolerance=self._publisher.contract.canary_tolerance,
+            tolerance=self._publisher.contract.convert.tolerance,
             complete=complete,
         )
         self._tell(published)
@@ -245,7 +245,7 @@ class Control:
             seq=order.seq,
             traceparent=minted.traceparent,
             canaries=minted.canaries if stage else (),
-            tolerance=self._publisher.contract.canary_tolerance if stage else 0.0,
+            tolerance=self._publisher.contract.convert.tolerance if stage else 0.0,
         )
 
     def _event(self, event: events.Event) -> list[Value]:

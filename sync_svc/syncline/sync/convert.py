@@ -42,11 +42,13 @@ def convert(export: Export, contract: PrecisionContract, store: BlobStore) -> Co
     Repeating it, after a crash too, gives the same entries. Raises `BadExport`, `NonFinite` (naming the
     tensor), and `OSError` from the store. Other representations join the `match` below.
     """
-    match contract.rollout:
+    match contract.rollout.wide:
         case "bf16":
             to_rollout = bf16
+        case "fp32":
+            raise BadExport("a rollout of FP32 values is not offered")
         case _:
-            assert_never(contract.rollout)
+            assert_never(contract.rollout.wide)
     entries: dict[str, TensorEntry] = {}
     new_bytes = 0
     for tensor in export.tensors():
@@ -58,7 +60,7 @@ def convert(export: Export, contract: PrecisionContract, store: BlobStore) -> Co
         )
     ties = _tied(export.config(), entries)
     return Converted(
-        representation=contract.rollout,
+        representation=contract.representation,
         tensors=tuple(entries[name] for name in sorted(entries)),
         ties=ties,
         nbytes=sum(entry.nbytes for entry in entries.values()),

@@ -9,7 +9,6 @@ Unblocked by:  the trainer that mints, rollout workers that answer, the schedule
 from __future__ import annotations
 
 from syncline.contract.job import JobSpec
-from syncline.contract.precision import RECIPES
 from syncline.contract.streams import ACKS, JOB, MINTED, PHASES
 from syncline.runtime.service import ServiceContext
 from syncline.runtime.store import BlobStore
@@ -44,7 +43,7 @@ def start(context: ServiceContext) -> Control:
     if raw is None:
         raise ValueError(f"job {context.job} has no spec")
     spec = JobSpec.model_validate_json(raw)
-    contract = RECIPES[spec.precision.recipe]
+    contract = spec.contract()
     publisher = Publisher(context.job, folder, read_key(folder), contract, BlobStore(folder / "store"))
     control = Control(context.bus, lease, context.job, spec, publisher)
     control.recover()

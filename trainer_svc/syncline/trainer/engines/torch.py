@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from syncline.contract.job import JobSpec
-from syncline.contract.precision import RECIPES
 from syncline.reference.model import LoadedModel, load_model, model_folder, round_to_bf16
 from syncline.trainer.corrections import Correction
 from syncline.trainer.engine import Description, EngineAsleep, NonFiniteWeights, Sample, StepResult
@@ -68,7 +67,7 @@ class TorchEngine:
 
     def __init__(self, spec: JobSpec, models: Path, scratch: Path, device: str = "cpu") -> None:
         self._spec = spec
-        self._contract = RECIPES[spec.precision.recipe]
+        self._contract = spec.contract()
         if self._contract.compute != "fp32":
             raise ValueError(f"precision.recipe {spec.precision.recipe!r}: the torch engine computes in fp32")
         self._models = models
@@ -84,7 +83,7 @@ class TorchEngine:
     # ---- memory -----------------------------------------------------------------------------------------
     @property
     def memory(self) -> int:
-        copies = 5 if self._contract.trainer == "bf16" else 4  # masters, two moments, gradients, the model
+        copies = 5 if self._contract.trainer.parameters == "bf16" else 4  # masters, two moments, gradients, the model
         reference = 1 if self._loss.kl > 0 else 0
         return 4 * self._parameters * (copies + reference) + 3 * _LOGITS_BYTES // 4
 
@@ -100,14 +99,14 @@ class TorchEngine:
     def wake(self) -> None:
         if self._live is not None:
             return
-        live = state.Live(self._load(), self._spec.optimizer, self._contract.trainer == "bf16")
+        live = state.Live(self._load(), self._spec.optimizer, self._contract.trainer.parameters == "bf16")
         if self._slept:
             live.read(self._scratch)
         else:
             shutil.rmtree(self._scratch, ignore_errors=True)  # a dead process's sleep is no checkpoint
         if self._loss.kl > 0:
             self._reference = self._load()
-            if self._contract.trainer == "bf16":
+            if self._contract.trainer.parameters == "bf16":
                 round_to_bf16(self._reference.model)
         self._live = live
         self._description = Description(
@@ -115,7 +114,7 @@ class TorchEngine:
             device=str(self._device),
             parameters=sum(p.numel() for p in live.masters.values()),
             tensors=tuple(live.loaded.plan.windows),
-            trainer_dtype=self._contract.trainer,
+            trainer_dtype=self._contract.trainer.parameters,
             vocab=live.loaded.vocab,
         )
 
@@ -237,7 +236,7 @@ class TorchEngine:
         broken = live.non_finite_weights()
         if broken:
             raise NonFiniteWeights(f"not exported: {', '.join(broken)} non-finite")
-        dtype = torch.bfloat16 if self._contract.trainer == "bf16" else torch.float32
+        dtype = torch.bfloat16 if self._contract.trainer.parameters == "bf16" else torch.float32
         return live.export(folder, dtype)
 
     def save(self, folder: Path) -> None:
