@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from syncline.contract.precision_trace import ComponentTrace
 from syncline.contract.version_path import VersionId
 
 Mode = Literal["colocated", "disjoint"]
@@ -254,6 +255,10 @@ class UpdateMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     skipped: bool
     clamped: int = 0  # exponents of log-ratios that the overflow guard clamped
     outside: int = 0  # tokens whose importance weight lay outside the correction's interval
+    trace: tuple[ComponentTrace, ...] = ()  # fprop, dgrad, wgrad, optimizer: what this step really used
+    # per routing layer: share of the fed tokens that the trainer would route as recorded; None: nothing recorded
+    route_agreement: tuple[float, ...] | None = None
+    route_diverged: tuple[int, ...] | None = None  # per routing layer: tokens that diverge there first
     at: float
 
 

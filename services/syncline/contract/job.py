@@ -148,6 +148,10 @@ class RolloutSpec(_Part):
 
 class TrainerSpec(_Part):
     engine: Literal["torch"] = "torch"
+    router_replay: bool = Field(
+        False,
+        description="route each token as rollout did, by its recorded expert ids; needs rollout.record_experts",
+    )
 
 
 class PrecisionSpec(_Part):
@@ -189,6 +193,19 @@ class LimitSpec(_Part):
     )
 
 
+class DiagnosticsSpec(_Part):
+    """Same-version scores of a share of the trained trajectories; see docs/decisions/0007."""
+
+    trajectories: int = Field(
+        4, ge=0, le=4096, description="trajectories of each update to re-score; 0: none"
+    )
+    every: int = Field(1, ge=1, description="updates between measurements")
+    learn: int = Field(5, ge=1, description="measured updates from which the baseline is learned")
+    drift: float = Field(
+        3.0, gt=1, description="an alarm is raised when a term's mean is this many times its baseline"
+    )
+
+
 class DeviceSpec(_Part):
     memory_mb: int = Field(8192, ge=256, description="budget of the shared device (on CPU: resident memory)")
 
@@ -213,6 +230,7 @@ class JobSpec(_Part):
     seeds: SeedSpec = SeedSpec()
     retention: RetentionSpec = RetentionSpec()
     limits: LimitSpec = LimitSpec()
+    diagnostics: DiagnosticsSpec = DiagnosticsSpec()
     device: DeviceSpec = DeviceSpec()
 
     def canonical(self) -> str:

@@ -88,6 +88,12 @@ def _rest(spec: JobSpec) -> Iterator[Problem]:
     if spec.precision.recipe not in RECIPES:
         names = ", ".join(sorted(RECIPES))
         yield _problem("precision.recipe", f"there is no recipe {spec.precision.recipe!r}", f"one of {names}")
+    if spec.trainer.router_replay and not spec.rollout.record_experts:
+        yield _problem(
+            "trainer.router_replay",
+            "there is nothing to replay: rollout.record_experts is false",
+            "set rollout.record_experts = true, or leave it out",
+        )
     if len(spec.rollout.pace) not in (0, spec.rollout.workers):
         yield _problem(
             "rollout.pace",

@@ -29,7 +29,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Gemm(_Part, kw_only=True):
+class Gemm(_Part, frozen=True, kw_only=True):
     """Operands of one of a linear layer's three GEMMs (seed section 3.2).
 
     left    X in FProp, the upstream gradient G_Y in DGrad and WGrad
@@ -40,11 +40,11 @@ class Gemm(_Part, kw_only=True):
     right: Operand = "original"
 
 
-class Family(_Part, kw_only=True):
+class Family(_Part, frozen=True, kw_only=True):
     """Linear weights that are stored and multiplied alike.
 
     match       patterns (fnmatch, `*` crosses dots) over checkpoint tensor names; one that matches nothing is an error
-    keep        exceptions: patterns of tensors that `match` names and that stay wide; one that keeps nothing is an error
+    keep        exceptions that stay wide: patterns among what `match` names; one that keeps nothing is an error
     weight      scheme of the stored codes and scales
     activation  scheme of the rollout GEMM's activation operand; None: weight-only, activations stay wide
     fuse        last module names whose weights share one outer scale (nvfp4), such as gate_proj with up_proj
@@ -60,7 +60,7 @@ class Family(_Part, kw_only=True):
     sensitive: bool = False
 
 
-class Rollout(_Part, kw_only=True):
+class Rollout(_Part, frozen=True, kw_only=True):
     """What the rollout engine holds and executes.
 
     wide       values of every tensor that no family names
@@ -74,7 +74,7 @@ class Rollout(_Part, kw_only=True):
     kv_cache: KvFormat = "wide"
 
 
-class Trainer(_Part, kw_only=True):
+class Trainer(_Part, frozen=True, kw_only=True):
     """What the trainer holds, reads and exchanges. The three GEMMs are those of the quantised families.
 
     parameters   values of the persistent parameters that FProp reads
@@ -95,7 +95,7 @@ class Trainer(_Part, kw_only=True):
     adam_offload: bool = False
 
 
-class Convert(_Part, kw_only=True):
+class Convert(_Part, frozen=True, kw_only=True):
     """How an update becomes the rollout representation.
 
     route       artefact: the export is quantised into checkpoint tensors; bf16_bridge: BF16 tensors travel and the
@@ -107,7 +107,7 @@ class Convert(_Part, kw_only=True):
     tolerance: float = 1e-3
 
 
-class Adapter(_Part, kw_only=True):
+class Adapter(_Part, frozen=True, kw_only=True):
     """LoRA: y = base(x) + (alpha / rank) x A^T B^T. With it the base is frozen and never moves.
 
     targets      patterns over checkpoint names of the linear weights that get an adapter
@@ -124,14 +124,14 @@ class Adapter(_Part, kw_only=True):
         return self.alpha / (self.rank**0.5 if self.rank_stable else self.rank)
 
 
-class Expectation(_Part, kw_only=True):
+class Expectation(_Part, frozen=True, kw_only=True):
     """Where the same-version mean |log-prob difference| of a trained policy is expected; None: not stated."""
 
     low: float = 0.0
     high: float | None = None
 
 
-class PrecisionContract(_Part, kw_only=True):
+class PrecisionContract(_Part, frozen=True, kw_only=True):
     """See the module. `compute`: arithmetic of wide GEMMs (BF16-valued tensors multiplied in FP32 on CPU).
 
     max_lag, in_flight   limits that the recipe puts on the job's schedule; None: the job decides

@@ -243,6 +243,33 @@ METRICS = Key(
     ends="with the job",
     says="`events.UpdateMetrics`, one per update",
 )
+PROBES = Key(
+    name="probes",
+    scope="job",
+    kind="stream",
+    writers=("trainer",),
+    readers=("rollout",),
+    ends="with the job",
+    says="`diagnosis.Probe`; every worker reads all of it from its own cursor and answers its own; capped at 1,000",
+)
+PROBED = Key(
+    name="probed",
+    scope="job",
+    kind="stream",
+    writers=("rollout",),
+    readers=("trainer",),
+    ends="with the job",
+    says="`diagnosis.Probed`; capped at 1,000",
+)
+DIAGNOSTICS = Key(
+    name="diagnostics",
+    scope="job",
+    kind="stream",
+    writers=("trainer",),
+    readers=("gateway",),
+    ends="with the job",
+    says="`diagnosis.Diagnostics`, one per update; capped at 100,000",
+)
 SAMPLES = Key(
     name="samples",
     scope="job",

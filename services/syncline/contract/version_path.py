@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from syncline.contract.hops import Hop
+from syncline.contract.precision_trace import ComponentTrace
 
 MINTED = Hop(
     name="version.minted",
@@ -110,6 +111,7 @@ class VersionManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     tensors: tuple[TensorEntry, ...]  # sorted by name
     ties: tuple[tuple[str, str], ...] = ()  # (absent name, name of the tensor it equals)
     padding: dict[str, tuple[int, ...]] = {}  # tensor name -> shape before padding
+    plan: str = ""  # digest of the `plan.PrecisionPlan` that the tensors were made by
 
     def encode(self) -> bytes:
         """Canonical bytes: JSON, keys in declared order, tensors sorted. What `digest` and `sign` cover."""
@@ -192,6 +194,9 @@ class Minted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     canaries: tuple[Canary, ...]
     traceparent: str
     minted_at: float  # wall-clock unix seconds
+    base: VersionId | None = (
+        None  # version whose manifest lists the frozen base; None: the artefact is complete
+    )
 
 
 class SyncOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -230,6 +235,7 @@ class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     nbytes: int = 0
     seconds: float = 0.0
     reason: str = ""
+    trace: ComponentTrace | None = None  # with `verified`: what the staged weights are, read from the modules
 
 
 VersionState = Literal["minted", "converted", "published", "active", "retired", "failed"]
@@ -270,3 +276,5 @@ class VersionRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     retired: float | None = None
     workers: dict[str, WorkerPath] = {}
     reason: str = ""
+    rollout_trace: ComponentTrace | None = None  # of the worker that verified last
+    convert_trace: ComponentTrace | None = None
