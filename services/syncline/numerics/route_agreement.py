@@ -43,39 +43,29 @@ def first_diverging_layer(left_NLK: Tensor, right_NLK: Tensor) -> Tensor:
 class RouteCounts:
     """Agreement of many tokens as counts, so that parts of a batch add up exactly.
 
-    equal         [L] tokens whose set of ids is equal in the layer
-    first         [L] tokens that diverge in this layer for the first time
-    better, worse (token, layer) cells that a shift of the record by one token would mend, and break; the
-                  worse of the two directions
+    equal   [L] tokens whose set of ids is equal in the layer
+    first   [L] tokens that diverge in this layer for the first time
+    late    (token, layer) cells that would be mended, and broken, if the record stood one token earlier
+    early   the same if it stood one token later
     """
 
     tokens: int
     equal: tuple[int, ...]
     first: tuple[int, ...]
-    better: int = 0
-    worse: int = 0
+    late: tuple[int, int] = (0, 0)
+    early: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, free_NLK: Tensor, recorded_NLK: Tensor) -> Self:
         """Counts of one trajectory: N are its tokens in order."""
         same_NL = same_sets(free_NLK, recorded_NLK)
         first_N = first_diverging_layer(free_NLK, recorded_NLK)
-        layers = same_NL.shape[1]
-        better, worse = 0, 0
-        for ahead in (free_NLK, recorded_NLK):
-            behind = recorded_NLK if ahead is free_NLK else free_NLK
-            shifted_NL = same_sets(ahead[:-1], behind[1:])
-            straight_NL = same_NL[:-1]  # as many cells, of the same tokens but for one at an end
-            gained = int((shifted_NL & ~straight_NL).sum())
-            lost = int((straight_NL & ~shifted_NL).sum())
-            if gained - lost > better - worse:
-                better, worse = gained, lost
         return cls(
             tokens=len(same_NL),
             equal=tuple(same_NL.sum(dim=0).tolist()),
-            first=tuple(torch.bincount(first_N[first_N >= 0], minlength=layers).tolist()),
-            better=better,
-            worse=worse,
+            first=tuple(torch.bincount(first_N[first_N >= 0], minlength=same_NL.shape[1]).tolist()),
+            late=_moved(same_NL[:-1], same_sets(free_NLK[:-1], recorded_NLK[1:])),
+            early=_moved(same_NL[1:], same_sets(free_NLK[1:], recorded_NLK[:-1])),
         )
 
     def __add__(self, other: RouteCounts) -> RouteCounts:
@@ -86,8 +76,8 @@ class RouteCounts:
             self.tokens + other.tokens,
             tuple(a + b for a, b in zip(self.equal, other.equal, strict=True)),
             tuple(a + b for a, b in zip(self.first, other.first, strict=True)),
-            self.better + other.better,
-            self.worse + other.worse,
+            (self.late[0] + other.late[0], self.late[1] + other.late[1]),
+            (self.early[0] + other.early[0], self.early[1] + other.early[1]),
         )
 
     @property
@@ -99,7 +89,14 @@ class RouteCounts:
     def shifted(self) -> bool:
         """Whether the record fits far better one token off than where it stands.
 
-        A sign test over the cells on which the two placements disagree: chance alone reaches this once in
-        some ten thousand records that fit nowhere, and a record that fits at all never does.
+        A sign test over the cells on which the two placements disagree, which takes them as independent. A record
+        that fits at all stays far below; one that fits nowhere reaches it by chance once in some ten thousand times.
         """
-        return self.better - self.worse > _SIGMAS * math.sqrt(self.better + self.worse)
+        return any(
+            mended - broken > _SIGMAS * math.sqrt(mended + broken)
+            for mended, broken in (self.late, self.early)
+        )
+
+
+def _moved(straight_NL: Tensor, shifted_NL: Tensor) -> tuple[int, int]:
+    return int((shifted_NL & ~straight_NL).sum()), int((straight_NL & ~shifted_NL).sum())

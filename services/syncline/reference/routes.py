@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +47,53 @@ def routers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def experts_of(router: nn.Module) -> int:
-    """E."""
+@dataclass(frozen=True)
+class Routing:
+    """How a model routes: L layers, K experts per token, E experts to choose from. All 0: it does not route."""
+
+    layers: int
+    topk: int
+    experts: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """Read from the model's routers. Raises `CannotReplay` naming the router that differs from the first."""
+        found = routers(model)
+        shapes = {name: (_topk(router), _experts(router)) for name, router in found.items()}
+        for name, shape in shapes.items():
+            if shape != next(iter(shapes.values())):
+                raise CannotReplay(
+                    f"router {name} chooses {shape[0]} of {shape[1]} experts, the first does not"
+                )
+        topk, experts = next(iter(shapes.values()), (0, 0))
+        return cls(len(found), topk, experts)
+
+    def check(self, ids_NLK: Tensor, what: str) -> None:
+        """Raise `CannotReplay` naming `what` unless `ids_NLK` are K different experts in each layer."""
+        if ids_NLK.dim() != 3 or tuple(ids_NLK.shape[1:]) != (self.layers, self.topk):
+            raise CannotReplay(
+                f"{what}: expert ids of shape {list(ids_NLK.shape)}, the model routes in {self.layers} layers to "
+                f"{self.topk} experts"
+            )
+        if not ids_NLK.numel():
+            return
+        low, high = int(ids_NLK.min()), int(ids_NLK.max())
+        if low < 0 or high >= self.experts:
+            raise CannotReplay(
+                f"{what}: expert {low if low < 0 else high}, the model has experts 0 to {self.experts - 1}"
+            )
+        ordered = ids_NLK.sort(dim=-1).values
+        twice = (ordered[..., 1:] == ordered[..., :-1]).any(dim=-1).nonzero()
+        if len(twice):
+            token, layer = twice[0].tolist()
+            raise CannotReplay(f"{what}: token {token} goes to one expert twice in routing layer {layer}")
+
+
+def _experts(router: nn.Module) -> int:
     return cast(Tensor, router.weight).shape[0]
 
 
-def topk_of(router: nn.Module) -> int:
-    """K."""
+def _topk(router: nn.Module) -> int:
     return cast(int, cast(Any, router).top_k)
 
 
@@ -62,13 +102,11 @@ class RouteTap:
     """Expert ids of a forward pass, caught at the model's routers in layer order."""
 
     def __init__(self, model: nn.Module) -> None:
-        found = list(routers(model).values())
-        self.layers = len(found)
-        self.topk = topk_of(found[0]) if found else 0
-        self.experts = max((experts_of(router) for router in found), default=0)
-        self.dtype = torch.uint8 if self.experts <= 256 else torch.uint16
+        self.routing = Routing.of(model)
+        self.layers, self.topk = self.routing.layers, self.routing.topk
+        self.dtype = torch.uint8 if self.routing.experts <= 256 else torch.uint16
         self._caught: list[Tensor] | None = None
-        for router in found:
+        for router in routers(model).values():
             router.register_forward_hook(self._hook)
 
     def _hook(self, module: nn.Module, args: Any, output: tuple[Tensor, ...]) -> None:
@@ -131,7 +169,9 @@ def replaying(model: nn.Module, ids_NLK: Tensor) -> Iterator[list[Tensor]]:
     it, or if a router did not take them; `RuntimeError` if a router ran twice, or not at all.
     """
     found = routers(model)
-    check_ids(model, ids_NLK, "expert ids")
+    if not found:
+        raise CannotReplay(f"{type(model).__name__} does not route: there is nothing to replay")
+    Routing.of(model).check(ids_NLK, "replay")
     free: list[Tensor] = []
     ran: list[str] = []
     with ExitStack() as stack:
@@ -150,9 +190,10 @@ def _prescribed(
     own, replaced = router.forward, vars(router).get("forward")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with _Choice(ids_NK, experts_of(router)) as choice:
+        with _Choice(ids_NK, _experts(router)) as choice:
             out = own(*args, **kwargs)
-        if len(choice.free) != 1 or not torch.equal(out[-1], ids_NK):
+        taken = out[-1] is ids_NK or torch.equal(out[-1], ids_NK)  # a comparison waits for the device
+        if len(choice.free) != 1 or not taken:
             raise CannotReplay(
                 f"router {name} ({type(router).__name__}) does not choose its experts by one topk over all of "
                 f"them for {ids_NK.shape[0]} tokens: its routes cannot be prescribed"
@@ -171,34 +212,6 @@ def _prescribed(
             router.forward = replaced
 
 
-def check_ids(model: nn.Module, ids_NLK: Tensor, what: str) -> None:
-    """Raise `CannotReplay` naming `what` unless `ids_NLK` are K different experts in each of the model's L layers."""
-    found = list(routers(model).values())
-    if not found:
-        raise CannotReplay(
-            f"{type(model).__name__} has no router: it does not route, and nothing is to replay"
-        )
-    layers_topk = (len(found), topk_of(found[0]))
-    if ids_NLK.dim() != 3 or tuple(ids_NLK.shape[1:]) != layers_topk:
-        raise CannotReplay(
-            f"{what}: shape {list(ids_NLK.shape)}, the model routes in {layers_topk[0]} layers to {layers_topk[1]} "
-            "experts"
-        )
-    if not ids_NLK.numel():
-        return
-    experts = min(experts_of(router) for router in found)
-    low, high = int(ids_NLK.min()), int(ids_NLK.max())
-    if low < 0 or high >= experts:
-        raise CannotReplay(
-            f"{what}: expert {low if low < 0 else high}, the model has experts 0 to {experts - 1}"
-        )
-    ordered = ids_NLK.sort(dim=-1).values
-    twice = (ordered[..., 1:] == ordered[..., :-1]).any(dim=-1).nonzero()
-    if len(twice):
-        token, layer = twice[0].tolist()
-        raise CannotReplay(f"{what}: token {token} goes to one expert twice in routing layer {layer}")
-
-
 @torch.no_grad()
 def check_replayable(model: nn.Module) -> None:
     """Raise `CannotReplay` naming the model or router that cannot be replayed. Runs each router on one token."""
@@ -208,6 +221,6 @@ def check_replayable(model: nn.Module) -> None:
     for name, router in found.items():
         weight = cast(Tensor, router.weight)
         hidden = torch.zeros(1, weight.shape[1], dtype=weight.dtype, device=weight.device)
-        last = torch.arange(weight.shape[0] - topk_of(router), weight.shape[0], device=weight.device)[None]
+        last = torch.arange(weight.shape[0] - _topk(router), weight.shape[0], device=weight.device)[None]
         with _prescribed(name, router, last, [], []):
             router(hidden)

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from syncline.contract.job import JobSpec
 from syncline.contract.token_path import Reward, Trajectory
+from syncline.reference.routes import RecordedRoutes
 from syncline.runtime.ledger import Claim, ClaimedGroup
 from syncline.runtime.segments import SegmentRow
 from syncline.trainer.advantage import group_advantages
@@ -59,7 +60,14 @@ def sample_of(t: Trajectory, loss_mask: bytes, advantage: float) -> Sample:
         loss_mask=loss_mask,
         advantage=advantage,
         temperature=t.convention.temperature,
+        routes=_routes(t),
     )
+
+
+def _routes(t: Trajectory) -> RecordedRoutes | None:
+    if t.expert_ids is None or t.expert_shape is None or t.expert_dtype is None:
+        return None
+    return RecordedRoutes(t.expert_ids, t.expert_shape, t.expert_dtype)
 
 
 def _positions(t: Trajectory) -> array[int]:
@@ -130,6 +138,8 @@ def _unfit(t: Trajectory, spec: JobSpec, contract: str) -> str:
     cut = t.convention.top_p < 1 or t.convention.top_k > 0
     if t.convention.logprob == "processed" and cut:
         return "its log-probs are those of a cut distribution, and the cut is not recorded"
+    if spec.trainer.router_replay and t.expert_ids is None:
+        return "it has no expert ids, and trainer.router_replay replays every trajectory"
     return ""
 
 

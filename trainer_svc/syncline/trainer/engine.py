@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from syncline.contract.job import JobSpec
+from syncline.numerics.route_agreement import RouteCounts
+from syncline.reference.routes import RecordedRoutes
 from syncline.trainer.loss import Tally
 
 
@@ -25,6 +27,10 @@ class NonFiniteWeights(RuntimeError):
     """An optimizer step left weights that are not finite. They are never exported; the message names them."""
 
 
+class MisalignedRoutes(RuntimeError):
+    """Recorded expert ids that belong to the neighbouring tokens were replayed. No step was made with them."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """One trajectory as the engine sees it.
@@ -33,6 +39,7 @@ class Sample:
     positions   array('i') [S]  where in `tokens` the sampled ids lie, rising, none of them 0
     behaviour   array('f') [S]  log-probs recorded at sampling
     loss_mask   bytes      [S]  1: the token takes part in the loss
+    routes      expert ids of the first T - 1 tokens; None: not recorded
     """
 
     trajectory: str
@@ -42,6 +49,7 @@ class Sample:
     loss_mask: bytes
     advantage: float
     temperature: float
+    routes: RecordedRoutes | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class StepResult:
     loss, grad_norm   None when nothing was in the loss
     non_finite  names of what was not finite: "logprobs of TRAJECTORY", "loss", "gradient of PARAMETER"
     skipped     the weights and the optimizer are as they were
+    routes      how the routes that the router would choose freely agree with the recorded ones, over all tokens
+                that were fed; None: no sample has a record
     """
 
     logprobs: tuple[array[float], ...]
@@ -64,6 +74,7 @@ class StepResult:
     tally: Tally
     non_finite: tuple[str, ...]
     skipped: bool
+    routes: RouteCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,9 @@ class TrainerEngine(Protocol):
         """Log-probs [S] of each sample's sampled tokens under the present weights, at its temperature.
 
         as_rollout   under the weights as rollout will hold them: rounded to the contract's rollout dtype
+
+        A job with `trainer.router_replay` replays the samples' routes, unless `as_rollout`: those scores prove
+        weights, so the router chooses freely. Raises `CannotReplay` naming a sample whose record is missing or wrong.
         """
         ...
 
@@ -117,7 +131,8 @@ class TrainerEngine(Protocol):
         """One optimizer step over all `samples`, numbered `update` (1 is the first; it sets the warm-up).
 
         No samples, no loss token, or anything non-finite: the step is skipped and the result says so.
-        Raises `NonFiniteWeights` if the step itself broke the weights.
+        Raises `NonFiniteWeights` if the step itself broke the weights, and, in a job with `trainer.router_replay`,
+        `CannotReplay` or `MisalignedRoutes` before it changes any.
         """
         ...
 

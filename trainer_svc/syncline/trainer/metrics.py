@@ -6,6 +6,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from syncline.contract.events import Mode, UpdateMetrics
 from syncline.contract.version_path import VersionId
@@ -60,11 +61,10 @@ def metrics_of(
     at: float,
 ) -> UpdateMetrics:
     """All figures of one update. Log-probs are natural logs; gaps are over every sampled token."""
-    rows = segment.rows
+    rows, tally, tokens = segment.rows, result.tally, result.tally.tokens
     reward, unscored = group_reward(segment)
     lags = [row.lag for row in rows]
     gaps = [abs(g) for score in scores.rows for g in score.gap]
-    tally, tokens = result.tally, result.tally.tokens
     return UpdateMetrics(
         update=segment.update,
         epoch=scores.minted.epoch,
@@ -95,8 +95,15 @@ def metrics_of(
         skipped=result.skipped,
         clamped=int(tally.clamped),
         outside=int(tally.outside),
+        **_routes(result),
         at=at,
     )
+
+
+def _routes(result: StepResult) -> dict[str, Any]:
+    if result.routes is None:
+        return {}
+    return {"route_agreement": result.routes.agreement, "route_diverged": result.routes.first}
 
 
 def _same_version(segment: Segment, scores: Scores) -> list[float]:

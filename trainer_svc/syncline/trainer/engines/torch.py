@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 
 from syncline.contract.job import JobSpec
+from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.model import LoadedModel, load_model, model_folder, round_to_bf16
 from syncline.trainer.corrections import Correction
 from syncline.trainer.engine import Description, EngineAsleep, NonFiniteWeights, Sample, StepResult
 from syncline.trainer.engines import state
 from syncline.trainer.engines.forward import Rows, fed, rows_of, sampled_logprobs
+from syncline.trainer.engines.replay import Routes, total
 from syncline.trainer.loss import LossInputs, LossSettings, Normaliser, Tally, policy_loss
 from syncline.trainer.pack import micro_batches
 
@@ -60,6 +62,7 @@ class _Part:
     non_finite: list[str]
     logprobs: list[array[float]]
     weights: list[array[float]]
+    routes: list[RouteCounts | None]
 
 
 class TorchEngine:
@@ -75,6 +78,7 @@ class TorchEngine:
         self._device = torch.device(device)
         self._loss = loss_settings(spec)
         self._live: state.Live | None = None
+        self._routes: Routes | None = None
         self._slept = False
         self._reference: LoadedModel | None = None
         self._description: Description | None = None
@@ -108,6 +112,7 @@ class TorchEngine:
             self._reference = self._load()
             if self._contract.trainer.parameters == "bf16":
                 round_to_bf16(self._reference.model)
+        self._routes = Routes(live.loaded.model, self._spec.trainer.router_replay)
         self._live = live
         self._description = Description(
             name="torch",
@@ -124,7 +129,7 @@ class TorchEngine:
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._live.write(self._scratch, durable=False)
         self._slept = True
-        self._live = self._reference = None
+        self._live = self._reference = self._routes = None
         state.return_memory()
 
     def _load(self) -> LoadedModel:
@@ -137,14 +142,22 @@ class TorchEngine:
             raise EngineAsleep("the engine is asleep: wake it first")
         return self._live
 
+    def _need_routes(self) -> Routes:
+        if self._routes is None:
+            raise EngineAsleep("the engine is asleep: wake it first")
+        return self._routes
+
     # ---- scores -----------------------------------------------------------------------------------------
     def score(self, samples: Sequence[Sample], as_rollout: bool = False) -> list[array[float]]:
         live = self._need()
         out: list[array[float]] = [array("f")] * len(samples)
         with torch.no_grad(), live.rounded_for_rollout() if as_rollout else nullcontext():
             for indices in self._plan(samples):
-                rows = rows_of([samples[i] for i in indices], self._device)
-                logprobs_N, _ = sampled_logprobs(live.loaded.model, rows, False)
+                part_samples = [samples[i] for i in indices]
+                rows = rows_of(part_samples, self._device)
+                routed = self._need_routes().around(part_samples, rows.ids_BT.shape[1])
+                with nullcontext() if as_rollout else routed:
+                    logprobs_N, _ = sampled_logprobs(live.loaded.model, rows, False)
                 for i, part in zip(indices, _split(logprobs_N, rows.lengths_B), strict=True):
                     out[i] = part
         return out
@@ -162,6 +175,7 @@ class TorchEngine:
         weights: list[array[float]] = [array("f")] * len(samples)
         normaliser = Normaliser.over(self._spec.loss.normaliser, [sum(s.loss_mask) for s in samples])
         bad: list[str] = []
+        routes: list[RouteCounts | None] = [None] * len(samples)
         loss = 0.0
         tally = Tally()
         for indices in self._plan(samples):
@@ -170,9 +184,10 @@ class TorchEngine:
             tally += part.tally
             bad += part.non_finite
             for n, i in enumerate(indices):
-                logprobs[i], weights[i] = part.logprobs[n], part.weights[n]
+                logprobs[i], weights[i], routes[i] = part.logprobs[n], part.weights[n], part.routes[n]
+        counts = total(samples, routes, self._spec.trainer.router_replay)
         if normaliser.tokens == 0:
-            return StepResult(tuple(logprobs), tuple(weights), None, None, tally, tuple(bad), True)
+            return StepResult(tuple(logprobs), tuple(weights), None, None, tally, tuple(bad), True, counts)
         bad += live.non_finite_gradients()
         norm: float | None = None
         if not bad:
@@ -182,13 +197,14 @@ class TorchEngine:
                 raise NonFiniteWeights(f"update {update} left {', '.join(broken)} non-finite")
         live.loaded.model.zero_grad(set_to_none=True)
         return StepResult(
-            tuple(logprobs), tuple(weights), loss, norm, tally, tuple(sorted(set(bad))), bool(bad)
+            tuple(logprobs), tuple(weights), loss, norm, tally, tuple(sorted(set(bad))), bool(bad), counts
         )
 
     def _micro(self, live: state.Live, samples: Sequence[Sample], normaliser: Normaliser) -> _Part:
         """Forward, loss and backward of one micro-batch; gradients add up in the model."""
         rows = rows_of(samples, self._device)
-        logprobs_N, entropy_N = sampled_logprobs(live.loaded.model, rows, self._loss.entropy > 0)
+        with self._need_routes().around(samples, rows.ids_BT.shape[1]) as routes:
+            logprobs_N, entropy_N = sampled_logprobs(live.loaded.model, rows, self._loss.entropy > 0)
         in_loss_N = torch.tensor(list(b"".join(s.loss_mask for s in samples)), device=self._device).bool()
         inputs = self._inputs(rows, samples, logprobs_N, entropy_N, in_loss_N)
         parts = _split(logprobs_N.detach(), rows.lengths_B)
@@ -199,7 +215,7 @@ class TorchEngine:
         ]
         weights_N = torch.zeros_like(logprobs_N).masked_fill(in_loss_N, 1.0).detach()
         if normaliser.tokens == 0:
-            return _Part(0.0, Tally(), bad, parts, _split(weights_N, rows.lengths_B))
+            return _Part(0.0, Tally(), bad, parts, _split(weights_N, rows.lengths_B), routes)
         outcome = policy_loss(inputs, self._loss, normaliser)
         if not bool(outcome.loss.isfinite()):
             bad.append("loss")
@@ -207,7 +223,7 @@ class TorchEngine:
         if outcome.weights_N is not None:
             weights_N[in_loss_N] = outcome.weights_N
         return _Part(
-            float(outcome.loss.detach()), outcome.tally, bad, parts, _split(weights_N, rows.lengths_B)
+            float(outcome.loss.detach()), outcome.tally, bad, parts, _split(weights_N, rows.lengths_B), routes
         )
 
     def _inputs(
