@@ -18,7 +18,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
 
+from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import (
     SignedManifest,
     TensorEntry,
@@ -168,23 +170,60 @@ class Forge:
         return signed
 
 
+def rounded_vectors(vectors: Tensor) -> Tensor:
+    """`vectors` [.., D] as E4M3 times a scale of the largest magnitude / 448, by torch's cast alone."""
+    scale = vectors.abs().amax(-1, keepdim=True) / 448
+    scale = torch.where(scale > 0, scale, 1.0)
+    return (vectors / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def cold_cache(config: Any, kv: KvFormat) -> DynamicCache:
+    """An empty `transformers` cache; under fp8_e4m3 a wide one of rounded values: no code of the engine's."""
+    cache = DynamicCache(config=config)
+    layers: list[Any] = [*cache.layers] if kv == "fp8_e4m3" else []
+    for layer in layers:
+        if isinstance(layer, DynamicLayer):
+            layer.update = _rounding(layer.update)  # type: ignore[method-assign]
+        if isinstance(layer, DynamicIndexedLayer):
+            layer.update_indexer = _rounding(layer.update_indexer)  # type: ignore[method-assign]
+    return cache
+
+
+def _rounding(update: Callable[..., Any]) -> Callable[..., Any]:
+    def rounded(*states: Tensor, **kwargs: Any) -> Any:
+        return update(*map(rounded_vectors, states), **kwargs)
+
+    return rounded
+
+
 @torch.inference_mode()
-def cold_logprobs(model: Any, ids: Sequence[int], first: int) -> list[float]:
+def cold_logits(model: Any, ids: Sequence[int], kv: KvFormat = "wide") -> Tensor:
+    """Logits [T, V] of one full forward pass."""
+    cache = None if kv == "wide" else cold_cache(model.config, kv)
+    logits: Tensor = model(
+        input_ids=torch.tensor([list(ids)]), cache=cache, use_cache=cache is not None
+    ).logits
+    return logits[0]
+
+
+def cold_logprobs(model: Any, ids: Sequence[int], first: int, kv: KvFormat = "wide") -> list[float]:
     """Log-probs of `ids[first:]` by one full forward pass, temperature 1."""
-    logits_TV = model(input_ids=torch.tensor([list(ids)])).logits[0]
+    logits_TV = cold_logits(model, ids, kv)
     logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
     return [float(logprobs_TV[i - 1, ids[i]]) for i in range(first, len(ids))]
 
 
 @torch.inference_mode()
-def cold_replay(parts: Sequence[tuple[Any, int]], ids: Sequence[int]) -> list[list[float]]:
+def cold_replay(
+    parts: Sequence[tuple[Any, int]], ids: Sequence[int], kv: KvFormat = "wide"
+) -> list[list[float]]:
     """Log-probs of a response whose context was carried from model to model.
 
     parts   (model, index into `ids` at which its span ends), in order; each model feeds what is before its
     last
             token and is not fed yet, onto the state that the ones before it left
     """
-    cache = DynamicCache(config=parts[0][0].config)
+    cache = cold_cache(parts[0][0].config, kv)
     fed, out = 0, []
     for model, end in parts:
         rows = []

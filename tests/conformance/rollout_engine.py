@@ -23,6 +23,7 @@ from conformance.forge import (
     KEY,
     MODELS,
     Forge,
+    cold_logits,
     cold_logprobs,
     cold_replay,
     family_folder,
@@ -32,6 +33,7 @@ from conformance.forge import (
 from msgspec.structs import replace
 from transformers import AutoConfig
 
+from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import BadManifest, SignedManifest, VersionId, loaded_digest, sign
 from syncline.rollout.engine import (
     Chunk,
@@ -45,7 +47,6 @@ from syncline.rollout.engine import (
 
 MakeEngine = Callable[[Path, str, bytes, int], RolloutEngine]
 DRAIN = CommitPolicy(kind="drain")
-NOISE = 5e-5  # FP32: one full pass against prefill and decode
 APART = 1e-2  # versions are at least so far from one another on a whole span
 
 
@@ -81,7 +82,31 @@ def run(
 
 
 class RolloutEngineSuite:
-    """Subclasses give the fixture `make`."""
+    """Subclasses give the fixture `make`.
+
+    kv       how their engine stores the attention context; cold models store it so too
+    noise    FP32: one full pass against prefill and decode
+    alone    FP32: one batch against another
+    tipped   share of requests in which noise may tip a stored value into its neighbouring code
+    tip      largest difference that such a value makes
+    """
+
+    kv: KvFormat = "wide"
+    noise = 5e-5
+    alone = 1e-5
+    tipped = 0.0
+    tip = 0.0
+
+    @property
+    def bar(self) -> float:
+        """Largest difference of a single comparison, which may be one of the few."""
+        return max(self.noise, self.tip)
+
+    def equal_but_for_noise(self, gaps: list[float], noise: float) -> None:
+        """One largest difference per request: below `noise`, or the request is one of the few that tipped."""
+        beyond = [found for found in gaps if found >= noise]
+        assert len(beyond) <= self.tipped * len(gaps), beyond
+        assert max(beyond, default=0.0) <= self.tip
 
     @pytest.fixture
     def forge(self, tmp_path: Path) -> Forge:
@@ -108,14 +133,18 @@ class RolloutEngineSuite:
         alone = {request.trajectory: run(engine, [request])[request.trajectory] for request in wanted}
         together = run(engine, wanted, random.Random(1))
         cold = plain(forge.folder, 0)
+        apart, wrong = [], []
         for request in wanted:
             (one,), (other,) = alone[request.trajectory], together[request.trajectory]
             assert one.tokens == other.tokens
             assert one.finish == other.finish == "length"
-            assert gap(one.logprobs, other.logprobs) < 1e-5
+            apart.append(gap(one.logprobs, other.logprobs))
             assert one.experts == other.experts
             ids = [*request.prompt, *other.tokens]
-            assert gap(other.logprobs, cold_logprobs(cold, ids, len(request.prompt))) < NOISE
+            scored = cold_logprobs(cold, ids, len(request.prompt), self.kv)
+            wrong.append(gap(other.logprobs, scored))
+        self.equal_but_for_noise(apart, self.alone)
+        self.equal_but_for_noise(wrong, self.noise)
         lengths = {len(chunks[0].tokens) for chunks in together.values()}
         assert len(lengths) > 8, "a batch of equal lengths would show nothing"
 
@@ -137,8 +166,7 @@ class RolloutEngineSuite:
             fed = len(request.prompt) + len(chunk.tokens) - 1
             assert chunk.experts.shape == (fed, *layers_topk)
             caught.clear()
-            with torch.inference_mode():
-                cold(input_ids=torch.tensor([[*request.prompt, *chunk.tokens][:-1]]))
+            cold_logits(cold, [*request.prompt, *chunk.tokens][:-1], self.kv)
             expected = torch.stack(caught, dim=1).to(torch.uint8)
             assert chunk.experts.data == expected.numpy().tobytes()
         for hook in hooks:
@@ -164,8 +192,7 @@ class RolloutEngineSuite:
                 if chunk is None:
                     continue
                 ids = [*request.prompt, *chunk.tokens]
-                with torch.inference_mode():
-                    best = cold(input_ids=torch.tensor([ids])).logits[0].argmax(-1)
+                best = cold_logits(cold, ids, self.kv).argmax(-1)
                 assert chunk.tokens == tuple(best[len(request.prompt) - 1 : -1].tolist())
 
     def test_stop_tokens_end_a_response_and_not_before_the_least_length(self, engine: RolloutEngine) -> None:
@@ -282,7 +309,7 @@ class RolloutEngineSuite:
         for at, chunk in enumerate(told):
             number = chunk.version.number
             assert chunk.digest == forge.manifest(number).digest()
-            assert gap(chunk.logprobs, self.cold_span(forge, request, told, at, ids, number)) < NOISE
+            assert gap(chunk.logprobs, self.cold_span(forge, request, told, at, ids, number)) < self.bar
             if len(chunk.tokens) < 3:
                 continue  # a token or two may agree by chance
             for wrong in (number - 1, number + 1):
@@ -297,7 +324,7 @@ class RolloutEngineSuite:
         first = len(request.prompt) + chunk.start
         end = first + len(chunk.tokens)
         if chunk.context == "recomputed":
-            return cold_logprobs(plain(forge.folder, number), ids[:end], first)
+            return cold_logprobs(plain(forge.folder, number), ids[:end], first, self.kv)
         root = at
         while told[root].context == "carried":
             root -= 1
@@ -305,7 +332,7 @@ class RolloutEngineSuite:
             (plain(forge.folder, c.version.number), len(request.prompt) + c.start + len(c.tokens))
             for c in told[root:at]
         ]
-        return cold_replay([*parts, (plain(forge.folder, number), end)], ids)[-1]
+        return cold_replay([*parts, (plain(forge.folder, number), end)], ids, self.kv)[-1]
 
     def test_new_requests_begin_on_the_new_version_while_old_ones_finish(
         self, engine: RolloutEngine, forge: Forge
@@ -368,7 +395,7 @@ class RolloutEngineSuite:
         assert self.scores(engine) == before
         ids = [1, *range(10, 40)]
         probe = engine.score(ids, 2, buffer="staged").logprobs
-        assert gap(probe, cold_logprobs(plain(forge.folder, 1), ids, 2)) < NOISE
+        assert gap(probe, cold_logprobs(plain(forge.folder, 1), ids, 2, self.kv)) < self.bar
         engine.commit(DRAIN)
         assert self.scores(engine) == probe
         assert engine.staged is None
@@ -415,7 +442,7 @@ class RolloutEngineSuite:
         assert self.scores(engine) == before
         self.serve(engine, forge, forge.version(2))
         ids = [1, *range(10, 40)]
-        assert gap(self.scores(engine), cold_logprobs(plain(forge.folder, 2), ids, 2)) < NOISE
+        assert gap(self.scores(engine), cold_logprobs(plain(forge.folder, 2), ids, 2, self.kv)) < self.bar
 
     def test_an_unsigned_or_foreign_manifest_is_refused(self, engine: RolloutEngine, forge: Forge) -> None:
         before = self.scores(engine)
