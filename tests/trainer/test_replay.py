@@ -114,7 +114,8 @@ def rule(router: Any, logits_NE: Tensor) -> Tensor:
     if name.startswith(("Qwen", "GptOss")):
         return logits_NE.softmax(-1)
     assert name in ("GlmMoeDsaTopkRouter", "KimiLinearTopkRouter", "DeepseekV3TopkRouter")
-    return logits_NE.sigmoid() * router.routed_scaling_factor
+    scaled: Tensor = logits_NE.sigmoid() * router.routed_scaling_factor
+    return scaled
 
 
 def norm(router: Any, logits_NE: Tensor, ids_NK: Tensor) -> Tensor | float:

@@ -58,7 +58,7 @@ def sampled(engine: TorchEngine, folder: Path, model: str, coarse: bool, count: 
     rollout = ReferenceEngine(MODELS, ModelSpec(name=model), JOB, KEY, count)
     rollout.stage(signed, forge.store)
     rollout.commit(CommitPolicy(kind="drain"))
-    out = []
+    out: list[Sample] = []
     for request, (chunk,) in zip(wanted := requests(count), run(rollout, wanted).values(), strict=True):
         assert chunk.experts is not None
         tokens = array("i", [*request.prompt, *chunk.tokens])

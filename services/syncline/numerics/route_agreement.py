@@ -1,7 +1,7 @@
 """Do two sides route alike? Pure functions on expert ids, shared by router replay and the diagnostics.
 
-Legend: N tokens, L routing layers, K experts per token. Ids are integers; the order inside K has no meaning here:
-a token is routed alike in a layer if the *sets* of its ids are equal.
+Legend: B rows, T columns, N tokens, L routing layers, K experts per token. Ids are integers; the order inside K has
+no meaning here: a token is routed alike in a layer if the *sets* of its ids are equal.
 """
 
 from __future__ import annotations
@@ -58,15 +58,28 @@ class RouteCounts:
     @classmethod
     def of(cls, free_NLK: Tensor, recorded_NLK: Tensor) -> Self:
         """Counts of one trajectory: N are its tokens in order."""
-        same_NL = same_sets(free_NLK, recorded_NLK)
-        first_N = first_diverging_layer(free_NLK, recorded_NLK)
-        return cls(
-            tokens=len(same_NL),
-            equal=tuple(same_NL.sum(dim=0).tolist()),
-            first=tuple(torch.bincount(first_N[first_N >= 0], minlength=same_NL.shape[1]).tolist()),
-            late=_moved(same_NL[:-1], same_sets(free_NLK[:-1], recorded_NLK[1:])),
-            early=_moved(same_NL[1:], same_sets(free_NLK[1:], recorded_NLK[:-1])),
+        lengths_B = torch.tensor([len(free_NLK)])
+        return cls.of_rows(free_NLK[None], recorded_NLK[None], lengths_B)[0]
+
+    @classmethod
+    def of_rows(cls, free_BTLK: Tensor, recorded_BTLK: Tensor, lengths_B: Tensor) -> list[Self]:
+        """Counts of each row of a batch that is padded on the right; the first `lengths_B` tokens count."""
+        rows, columns, layers = free_BTLK.shape[:3]
+        same_BTL = same_sets(free_BTLK.flatten(0, 1), recorded_BTLK.flatten(0, 1)).reshape(
+            rows, columns, layers
         )
+        real_BT1 = (torch.arange(columns) < lengths_B[:, None])[..., None]
+        broken_BTL = (~same_BTL).cumsum(dim=2)
+        first_BTL = ~same_BTL & (broken_BTL == 1)
+        pairs_BT1 = real_BT1[:, 1:]  # neighbours, both of them real
+        late_B2 = _moved(same_BTL[:, :-1], free_BTLK[:, :-1], recorded_BTLK[:, 1:], pairs_BT1)
+        early_B2 = _moved(same_BTL[:, 1:], free_BTLK[:, 1:], recorded_BTLK[:, :-1], pairs_BT1)
+        parts = ((same_BTL & real_BT1).sum(1), (first_BTL & real_BT1).sum(1), late_B2, early_B2)
+        lists = zip(lengths_B.tolist(), *(part.tolist() for part in parts), strict=True)
+        return [
+            cls(n, tuple(equal), tuple(first), tuple(late), tuple(early))
+            for n, equal, first, late, early in lists
+        ]
 
     def __add__(self, other: RouteCounts) -> RouteCounts:
         """Both together. Raises `ValueError` if they are of different numbers of layers."""
@@ -98,5 +111,8 @@ class RouteCounts:
         )
 
 
-def _moved(straight_NL: Tensor, shifted_NL: Tensor) -> tuple[int, int]:
-    return int((shifted_NL & ~straight_NL).sum()), int((straight_NL & ~shifted_NL).sum())
+def _moved(straight_BTL: Tensor, free_BTLK: Tensor, recorded_BTLK: Tensor, real_BT1: Tensor) -> Tensor:
+    """Real cells that the shift mends and that it breaks, per row, int64 [B, 2]."""
+    shifted = same_sets(free_BTLK.flatten(0, 1), recorded_BTLK.flatten(0, 1)).reshape(straight_BTL.shape)
+    mended, broken = shifted & ~straight_BTL & real_BT1, straight_BTL & ~shifted & real_BT1
+    return torch.stack([mended.sum((1, 2)), broken.sum((1, 2))], dim=1)

@@ -11,7 +11,7 @@ The rules:
 * A replaying job trains nothing unreplayed: a sample without ids is refused by name.
 * The reference policy, and weights scored `as_rollout`, route freely: they are not who sampled.
 
-Legend: B rows, T columns, N = B x T tokens row by row, L routing layers, K experts per token.
+Legend: B rows, T columns, L routing layers, K experts per token.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class Routes:
         """
         records = [self._record(sample) for sample in samples]
         counts: list[RouteCounts | None] = []
+        recorded_BTLK = self._padded(records, columns)
         if self._replay:
             device = next(self._model.parameters()).device
-            with replaying(self._model, self._padded(records, columns).to(device)) as caught:
+            with replaying(self._model, recorded_BTLK.flatten(0, 1).to(device)) as caught:
                 yield counts
         else:
             with self._tap.catching(any(r is not None for r in records)) as caught:
@@ -60,11 +61,10 @@ class Routes:
         if not caught:
             counts += [None] * len(samples)
             return
-        free_BTLK = self._tap.stacked(caught).long().cpu().unflatten(0, (len(samples), columns))
-        counts += [
-            None if record is None else RouteCounts.of(free_TLK[: len(record)], record)
-            for free_TLK, record in zip(free_BTLK, records, strict=True)
-        ]
+        free_BTLK = self._tap.stacked(caught).long().cpu().view(recorded_BTLK.shape)
+        lengths_B = torch.tensor([0 if r is None else len(r) for r in records])
+        found = RouteCounts.of_rows(free_BTLK, recorded_BTLK, lengths_B)
+        counts += [None if r is None else count for r, count in zip(records, found, strict=True)]
 
     def _record(self, sample: Sample) -> Tensor | None:
         """The sample's ids for the tokens that the trainer feeds, int64 [fed, L, K] on CPU."""
@@ -84,13 +84,13 @@ class Routes:
         return ids_TLK[: fed(sample)]
 
     def _padded(self, records: Sequence[Tensor | None], columns: int) -> Tensor:
-        """[N, L, K]."""
+        """[B, T, L, K]."""
         routing = self._tap.routing
         ids_BTLK = torch.arange(routing.topk).repeat(len(records), columns, routing.layers, 1)
         for b, record in enumerate(records):
             if record is not None:
                 ids_BTLK[b, : len(record)] = record
-        return ids_BTLK.flatten(0, 1)
+        return ids_BTLK
 
 
 def total(
