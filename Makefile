@@ -32,7 +32,7 @@ test: $(VENV)/.installed-dev lint types
 	$(BIN)/python -m pytest -q -m "not long" --durations=15
 
 types: $(VENV)/.installed-dev
-	$(BIN)/mypy services rollout_svc trainer_svc sync_svc scheduler
+	$(BIN)/mypy services rollout_svc trainer_svc sync_svc scheduler lab
 	MYPYPATH=bench $(BIN)/mypy bench/*.py
 	for suite in tests tests/*/; do \
 	  compgen -G "$${suite%/}/*.py" >/dev/null || continue; \

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PORTIONS = ("services", "rollout_svc", "trainer_svc", "sync_svc", "scheduler")
+PORTIONS = ("services", "rollout_svc", "trainer_svc", "sync_svc", "scheduler", "lab")
 PACKAGES = sorted(
     init.parent for portion in PORTIONS for init in (ROOT / portion / "syncline").rglob("__init__.py")
 )
@@ -30,7 +30,7 @@ def test_editable_install_exposes_every_portion() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["contract", "runtime", "gateway", "rollout", "trainer", "sync", "scheduler"]
+    "package", ["contract", "runtime", "gateway", "rollout", "trainer", "sync", "scheduler", "lab"]
 )
 def test_every_package_is_found(package: str) -> None:
     assert importlib.util.find_spec(f"syncline.{package}") is not None

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PORTIONS = ("services", "rollout_svc", "trainer_svc", "sync_svc", "scheduler")
+PORTIONS = ("services", "rollout_svc", "trainer_svc", "sync_svc", "scheduler", "lab")
 SOURCES = sorted(f for portion in PORTIONS for f in (ROOT / portion).rglob("*.py"))
 
 SYNONYMS = re.compile(
