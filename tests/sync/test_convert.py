@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from syncline.contract.recipes import RECIPES
 from syncline.runtime.store import BlobStore
-from syncline.sync.convert import Converted, NonFinite, convert
-from syncline.sync.export import BadExport, Export
+from syncline.sync.convert import Converted, convert
+from syncline.sync.export import BadExport, Export, NonFinite
 
 F32_MAX_BF16 = np.uint32(0x7F7F0000).view(np.float32)
 

@@ -52,6 +52,27 @@ def parts(entry: PlanEntry) -> tuple[Part, ...]:
     )
 
 
+def padding(entry: PlanEntry) -> dict[str, tuple[int, ...]]:
+    """Codes tensor of low-bit `entry` -> shape of the weight before zeros were added to it; empty: none were."""
+    scheme = entry.weight
+    if scheme is None or scheme.padding != "zero":
+        return {}
+    return (
+        {parts(entry)[0].name: entry.shape}
+        if entry.shape[1] % (BLOCK[scheme.format] or scheme.columns)
+        else {}
+    )
+
+
+def encoded(scheme: Scheme) -> str:
+    """What a tensor of `scheme` is stored as, in words."""
+    elements = {"fp8_block": "E4M3", "mxfp8": "E4M3", "mxfp4": "E2M1", "nvfp4": "E2M1", "int4": "INT4"}
+    scales = {"fp8_block": "FP32", "mxfp8": "E8M0", "mxfp4": "E8M0", "nvfp4": "E4M3", "int4": "FP32"}
+    block = f"{scales[scheme.format]} scale per {scheme.rows}x{scheme.columns}"
+    outer = f", FP32 outer scale per {scheme.outer}" if scheme.format == "nvfp4" else ""
+    return f"{elements[scheme.format]}, {block}{outer}"
+
+
 def _rows(scheme: Scheme, n: int, k: int) -> tuple[tuple[str, Role, str, tuple[int, ...]], ...]:
     blocks = (-(-n // scheme.rows), -(-k // scheme.columns))
     match scheme.format:

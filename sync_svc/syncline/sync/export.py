@@ -45,6 +45,10 @@ class RawTensor(msgspec.Struct, frozen=True, kw_only=True):
     data: Any  # Bytes
 
 
+class NonFinite(ValueError):
+    """A weight that is infinite or no number. The message names tensor and flat index."""
+
+
 class Export:
     """The export in `folder`, whose `files` (name -> sha256 hex) were hashed by the trainer.
 
@@ -128,3 +132,19 @@ class Export:
             os.close(descriptor)
         self._descriptors.clear()
         self._maps.clear()
+
+
+def refuse_where(tensor: RawTensor, bad: Any, start: int) -> None:
+    """Raise `NonFinite` at the first true element of `bad`, a chunk of flat elements from `start`."""
+    if bad.any():
+        index = start + int(bad.argmax())
+        value = _value(tensor, index)
+        why = f"{value}, which rounds to infinity in BF16" if np.isfinite(value) else f"{value}"
+        raise NonFinite(f"tensor {tensor.name} is {why} at flat index {index} of shape {list(tensor.shape)}")
+
+
+def _value(tensor: RawTensor, index: int) -> float:
+    if tensor.dtype == "BF16":
+        word = tensor.data.view("<u2")[index : index + 1].astype("<u4") << 16
+        return float(word.view("<f4")[0])
+    return float(tensor.data.view("<f2" if tensor.dtype == "F16" else "<f4")[index])

@@ -23,6 +23,8 @@ def build(minted: Minted, converted: Converted) -> VersionManifest:
         model=minted.files["config.json"],
         tensors=converted.tensors,
         ties=converted.ties,
+        padding=converted.padding,
+        plan=converted.plan.digest(),
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
 
+import msgspec
+
+from syncline.contract.plan import PrecisionPlan
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.version_path import (
     CONVERTED,
@@ -18,9 +22,12 @@ from syncline.contract.version_path import (
 )
 from syncline.runtime.store import BlobStore, ManifestConflict, MissingManifest
 from syncline.runtime.tracing import hop
-from syncline.sync.convert import NonFinite, convert
-from syncline.sync.export import BadExport, Export
+from syncline.sync.convert import convert
+from syncline.sync.export import BadExport, Export, NonFinite
 from syncline.sync.manifest import build
+
+PLAN_FILE = "precision_plan.json"
+"""The resolved plan in the job's run folder: per tensor its format, grouping and the reason."""
 
 
 class Unpublishable(ValueError):
@@ -81,10 +88,32 @@ class Publisher:
             done.nbytes,
             done.new_bytes,
         )
+        record.convert_trace = done.trace
+        self._write_plan(done.plan)
         manifest = build(minted, done)
         with hop(PUBLISHED, parent=minted.traceparent, job=job, version=version, digest=manifest.digest()):
             self.store.write_manifest(sign(manifest, self._key))
         return manifest
+
+    def _write_plan(self, plan: PrecisionPlan) -> None:
+        """Write the resolved plan for people and the gateway, once per job: it depends on names and shapes alone.
+
+        Raises `Unpublishable` if this version's plan is not the one that the job began with.
+        """
+        target = self._run / PLAN_FILE
+        body = msgspec.json.format(msgspec.json.encode(plan), indent=1)
+        if target.is_file():
+            if target.read_bytes() != body:
+                raise Unpublishable(
+                    f"the export's precision plan {plan.digest()} is not the job's: {PLAN_FILE}"
+                )
+            return
+        beside = target.with_name(f".{PLAN_FILE}.{os.getpid()}")
+        with beside.open("wb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
 
     def export_of(self, minted: Minted) -> Path:
         """The export's folder. Raises `BadExport` if it is not one below the job's `export/`."""
