@@ -123,7 +123,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probs (temperature 1) of `ids[prompt:]`, and expert ids of `ids[:-1]` if asked for."""
+    """Log-probs of the scored tokens, and expert ids of `ids[:-1]` if asked for."""
 
     logprobs: tuple[float, ...]
     experts: Experts | None = None
@@ -187,11 +187,15 @@ class RolloutEngine(Protocol):
         buffer: Literal["active", "staged"],
         experts: bool = False,
         kv: KvFormat | None = None,
+        temperature: float = 1.0,
+        positions: Sequence[int] | None = None,
     ) -> Score:
         """Score `ids[prompt:]` under the version that serves new requests, or under the staged one.
 
-        kv   storage of the context that the tokens attend to; None: the engine's own. Another one at the same
-             weights measures what the storage alone does.
+        kv            storage of the context that the tokens attend to; None: the engine's own. Another one at the
+                      same weights measures what the storage alone does.
+        temperature   that the logits are divided by
+        positions     places in `ids`, rising, of the tokens to score instead of all behind the prompt
         """
         ...
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from syncline.contract.job import ModelSpec
 from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, loaded_digest, opened
@@ -25,7 +23,6 @@ from syncline.rollout.engine import (
     CommitPolicy,
     Committed,
     Description,
-    Experts,
     OldVersion,
     Request,
     Score,
@@ -33,7 +30,8 @@ from syncline.rollout.engine import (
     StageFailed,
 )
 from syncline.rollout.engines.batching import Batch
-from syncline.rollout.engines.kv import CacheBytes, growing_cache
+from syncline.rollout.engines.kv import CacheBytes
+from syncline.rollout.engines.scoring import prefill_score
 from syncline.rollout.engines.weights import Weights, check_manifest, release_memory
 from syncline.runtime.store import BlobStore
 
@@ -154,7 +152,6 @@ class ReferenceEngine:
                 self._lanes.remove(lane)
 
     # ---- scoring
-    @torch.inference_mode()
     def score(
         self,
         ids: Sequence[int],
@@ -163,27 +160,17 @@ class ReferenceEngine:
         buffer: Literal["active", "staged"],
         experts: bool = False,
         kv: KvFormat | None = None,
+        temperature: float = 1.0,
+        positions: Sequence[int] | None = None,
     ) -> Score:
         weights = self._staged if buffer == "staged" else self._active()
         if weights is None:
             raise ValueError(f"there is no {buffer} version to score with")
         if not 0 < prompt < len(ids):
             raise ValueError(f"a prompt of {prompt} tokens leaves nothing to score of {len(ids)} ids")
-        ids_1T = torch.tensor([list(ids)], dtype=torch.int64)
+        at = range(prompt, len(ids)) if positions is None else positions
         kv = self._kv if kv is None else kv
-        cache = None if kv == "wide" else growing_cache(weights.model.config, kv)
-        with weights.taps.catching(experts) as caught:
-            logits_TV = weights.model(input_ids=ids_1T, cache=cache, use_cache=cache is not None).logits[0]
-        logprobs_SV = torch.log_softmax(logits_TV[prompt - 1 : -1].float(), dim=-1)
-        scored = logprobs_SV.gather(-1, ids_1T[0, prompt:, None])[:, 0]
-        routed = None
-        if caught:
-            stacked = weights.taps.stacked(caught)[:-1].numpy()
-            tokens, layers, topk = stacked.shape
-            routed = Experts(
-                stacked.tobytes(), (tokens, layers, topk), "u1" if stacked.itemsize == 1 else "u2"
-            )
-        return Score(logprobs=tuple(scored.tolist()), experts=routed)
+        return prefill_score(weights, ids, at, temperature=temperature, experts=experts, kv=kv)
 
     # ---- versions
     def stage(self, signed: SignedManifest, store: BlobStore) -> Staged:
