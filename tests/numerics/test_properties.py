@@ -229,6 +229,34 @@ def test_fused_projections_share_one_outer_scale() -> None:
     assert not torch.equal(quantize(gate, scheme, "gate").codes, parts[0].codes)
 
 
+def test_three_projections_share_one_outer_scale() -> None:
+    """q, k and v of different heights, the largest value in the smallest of them."""
+    scheme = SCHEMES["nvfp4"]
+    parts = [made(3, [64, 96], 1.0), made(4, [16, 96], 1.0) * 30, made(5, [16, 96], 1.0)]
+    outer = outer_scale(parts, scheme)
+    fused = quantize(torch.cat(parts), scheme, "qkv")
+    assert fused.outer is not None
+    assert torch.equal(fused.outer, outer)
+    apart = [quantize(part, scheme, "part", outer) for part in parts]
+    assert torch.equal(torch.cat([p.codes for p in apart]), fused.codes)
+    assert torch.equal(torch.cat([dequantize(p) for p in apart]), dequantize(fused))
+
+
+@given(shape=shapes, seed=seeds, spread=spreads)
+@settings(max_examples=60, deadline=None)
+def test_a_row_with_its_own_outer_scale_depends_on_no_other(
+    shape: list[int], seed: int, spread: float
+) -> None:
+    scheme = any_size("nvfp4_row")
+    x = made(seed, shape, spread)
+    whole = quantize(x, scheme, "w")
+    assert whole.outer is not None
+    assert whole.outer.shape == (*shape[:-1], 1)
+    back = dequantize(whole).reshape(-1, shape[-1])
+    for row, want in zip(x.reshape(-1, shape[-1])[:5], back, strict=False):
+        assert torch.equal(dequantize(quantize(row, any_size("nvfp4"), "row")), want)
+
+
 # ---- the seed's example ----
 @pytest.mark.parametrize(
     ("values", "rule", "codes", "back"),

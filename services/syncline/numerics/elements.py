@@ -6,6 +6,7 @@ Shapes: any; `x` is float32. Inputs are finite: `quantized.quantize` has refused
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
@@ -62,3 +63,17 @@ def from_e8m0(scale: torch.Tensor) -> torch.Tensor:
 def inverse_e8m0(scale: torch.Tensor) -> torch.Tensor:
     """float32 reciprocals of `from_e8m0`, exact: 2^(127 - byte)."""
     return from_e8m0(254 - scale)
+
+
+def pack_words(codes: torch.Tensor) -> torch.Tensor:
+    """[.., K] int8 codes -8..7 -> [.., ceil(K/8)] int32: nibble = code + 8, element 0 in bits 0-3, 0 beyond K."""
+    nibbles = blocked(F.pad(codes.to(torch.int32) + 8, (0, -codes.shape[-1] % 8)), 8)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=codes.device)
+    return (nibbles << shifts).sum(-1, dtype=torch.int64).to(torch.int32)
+
+
+def unpack_words(words: torch.Tensor, k: int) -> torch.Tensor:
+    """Inverse of `pack_words`: int8 codes [.., k]."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
+    nibbles = (words.unsqueeze(-1) >> shifts) & 0xF
+    return (nibbles.flatten(-2)[..., :k] - 8).to(torch.int8)

@@ -1,6 +1,6 @@
 """Blockwise FP8: E4M3 codes with one float32 scale per `rows` x `columns` block (DeepSeek-V3's 128x128 and 1x128).
 
-Legend: `x` float32 [.., N, K] or [K]; codes float8_e4m3fn of x's shape; scale float32 [.., ceil(N/rows),
+Legend: `x` float32 or bfloat16 [.., N, K] or [K]; codes float8_e4m3fn of x's shape; scale float32 [.., ceil(N/rows),
 ceil(K/columns)]. The last blocks may be partial. A block whose scale would be 0 has scale 1 and zero codes.
 Value = code * scale, one rounding.
 """
@@ -8,35 +8,39 @@ Value = code * scale, one rounding.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from syncline.contract.schemes import Scheme
-from syncline.numerics.elements import E4M3_MAX, to_e4m3
+from syncline.numerics import blockwise
+from syncline.numerics.elements import E4M3_MAX
 
 
 def encode(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales of `x` (at least one dimension)."""
-    matrix = x if x.dim() > 1 else x.unsqueeze(0)
-    amax = block_amax(matrix, scheme)
+    return encode_under(x, block_amax(x, scheme), scheme)
+
+
+def encode_under(x: torch.Tensor, amax: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of `x`, whose blocks have the largest magnitudes `amax`."""
     scale, factor, multiply = _scales(amax, scheme)
-    wide = _spread(factor, matrix.shape, scheme)
-    codes = to_e4m3(matrix * wide if multiply else matrix / wide)
+    codes = blockwise.encode_e4m3(_matrix(x), factor, scheme.rows, scheme.columns, divide=not multiply)
     return codes.view(x.shape), scale
 
 
-def decode(codes: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """float32 values of the codes' shape."""
-    matrix = codes if codes.dim() > 1 else codes.unsqueeze(0)
-    return (matrix.float() * _spread(scale, matrix.shape, scheme)).view(codes.shape)
+def decode(
+    codes: torch.Tensor, scale: torch.Tensor, scheme: Scheme, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Values of the codes' shape."""
+    values = blockwise.decode_e4m3(_matrix(codes), scale, scheme.rows, scheme.columns, dtype)
+    return values.view(codes.shape)
 
 
-def block_amax(matrix: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+def block_amax(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Largest magnitude of each block, [.., ceil(N/rows), ceil(K/columns)]."""
-    n, k = matrix.shape[-2:]
-    whole = F.pad(matrix.abs(), (0, -k % scheme.columns, 0, -n % scheme.rows))
-    rows, columns = whole.shape[-2] // scheme.rows, whole.shape[-1] // scheme.columns
-    blocks = whole.reshape(*whole.shape[:-2], rows, scheme.rows, columns, scheme.columns)
-    return blocks.amax((-3, -1))
+    return blockwise.block_amax(_matrix(x), scheme.rows, scheme.columns)
+
+
+def _matrix(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dim() > 1 else x.unsqueeze(0)
 
 
 def _scales(amax: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor, bool]:
@@ -64,9 +68,3 @@ def _scales(amax: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Ten
 
 def _one_if_zero(scale: torch.Tensor) -> torch.Tensor:
     return scale.where(scale > 0, 1.0)
-
-
-def _spread(scale: torch.Tensor, shape: torch.Size, scheme: Scheme) -> torch.Tensor:
-    """One scale per value: [.., N, K]."""
-    rows = scale.repeat_interleave(scheme.rows, -2)[..., : shape[-2], :]
-    return rows.repeat_interleave(scheme.columns, -1)[..., : shape[-1]]

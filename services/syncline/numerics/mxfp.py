@@ -1,6 +1,6 @@
 """MXFP8 and MXFP4: blocks of 32 along K with one E8M0 scale (OCP MX 1.0).
 
-Legend: `x` float32 [.., K], K a multiple of 32; scale uint8 [.., K/32]; MXFP8 codes float8_e4m3fn [.., K];
+Legend: `x` float32 or bfloat16 [.., K], K a multiple of 32; scale uint8 [.., K/32]; MXFP8 codes float8_e4m3fn [.., K];
 MXFP4 codes uint8 [.., K/2], low nibble first. A zero block has scale byte 0 and codes that keep the sign of zero.
 All products with powers of two are exact, so dequantised values are exact in float32 and in BF16.
 """
@@ -10,16 +10,8 @@ from __future__ import annotations
 import torch
 
 from syncline.contract.schemes import Scheme
-from syncline.numerics.elements import (
-    blocked,
-    from_e2m1,
-    from_e8m0,
-    inverse_e8m0,
-    pack_nibbles,
-    to_e2m1,
-    to_e4m3,
-    unpack_nibbles,
-)
+from syncline.numerics.blockwise import block_amax, decode_e2m1, decode_e4m3, encode_e2m1, encode_e4m3
+from syncline.numerics.elements import from_e8m0, inverse_e8m0
 
 BLOCK = 32
 _EMAX = {"mxfp8": 8, "mxfp4": 2}  # exponent of the largest element value
@@ -52,14 +44,23 @@ def scale_bytes(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 def encode(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scale bytes of `x`."""
-    blocks = blocked(x, BLOCK)
-    scale = scale_bytes(blocks.abs().amax(-1), scheme)
-    scaled = (blocks * inverse_e8m0(scale).unsqueeze(-1)).flatten(-2)
-    codes = to_e4m3(scaled) if scheme.format == "mxfp8" else pack_nibbles(to_e2m1(scaled))
-    return codes, scale
+    return encode_under(x, block_amax(x, 1, BLOCK), scheme)
 
 
-def decode(codes: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """float32 values [.., K]."""
-    values = codes.float() if scheme.format == "mxfp8" else from_e2m1(unpack_nibbles(codes))
-    return (blocked(values, BLOCK) * from_e8m0(scale).unsqueeze(-1)).flatten(-2)
+def encode_under(x: torch.Tensor, amax: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scale bytes of `x`, whose blocks have the largest magnitudes `amax`."""
+    scale = scale_bytes(amax, scheme)
+    factor = inverse_e8m0(scale)
+    if scheme.format == "mxfp8":
+        return encode_e4m3(x, factor, 1, BLOCK), scale
+    return encode_e2m1(x, factor, BLOCK), scale
+
+
+def decode(
+    codes: torch.Tensor, scale: torch.Tensor, scheme: Scheme, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Values [.., K]."""
+    wide = from_e8m0(scale)
+    if scheme.format == "mxfp8":
+        return decode_e4m3(codes, wide, 1, BLOCK, dtype)
+    return decode_e2m1(codes, wide, BLOCK, dtype)

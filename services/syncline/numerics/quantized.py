@@ -7,13 +7,14 @@ equal bytes everywhere. Work is done in float32 whatever the input's dtype: scal
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from syncline.contract.schemes import BLOCK, Scheme, problem
-from syncline.numerics import fp8_block, int4, mxfp, nvfp4
+from syncline.numerics import blockwise, fp8_block, int4, mxfp, nvfp4
 
 
 class NotQuantizable(ValueError):
@@ -46,7 +47,8 @@ def quantize(
 ) -> Quantized:
     """Quantise `x` (float32, bfloat16 or float16; at least one dimension, K last) by `scheme`.
 
-    outer   for nvfp4: the outer scale to use (of a fused group, or per expert); None: from this tensor's amax
+    outer   for nvfp4: the outer scale to use (of a fused group, or per expert); None: from this tensor's amax, or
+            from each row's, as the scheme says
 
     Raises `NotQuantizable` for a contradictory scheme, a size that the block does not divide under padding
     "refuse", and a value that is not finite or whose dequantised value would not be (naming `name` and flat index).
@@ -60,10 +62,13 @@ def quantize(
         )
     if outer is not None and scheme.format != "nvfp4":
         raise NotQuantizable(f"{name}: an outer scale has no meaning for {scheme.format}")
-    wide = x.detach().float()
-    _refuse_non_finite(wide, name)
-    quantized = _encode(_padded(wide, scheme, name), scheme, outer, tuple(x.shape))
-    if bool(wide.abs().amax() >= 2.0**127):  # a rounded up code times its scale may overflow
+    whole = _padded(x.detach(), scheme, name)
+    amax = _block_amax(whole, scheme)
+    most = float(amax.amax())
+    if not isfinite(most):
+        _refuse_non_finite(x.detach().float(), name)
+    quantized = _encode(whole, amax, scheme, outer, tuple(x.shape))
+    if most >= 2.0**127:  # a rounded up code times its scale may overflow
         _refuse_non_finite(dequantize(quantized), name, "dequantises to ")
     return quantized
 
@@ -74,16 +79,16 @@ def dequantize(quantized: Quantized, dtype: torch.dtype = torch.float32) -> torc
     k = quantized.shape[-1]
     match scheme.format:
         case "fp8_block":
-            values = fp8_block.decode(codes, scale, scheme)
+            values = fp8_block.decode(codes, scale, scheme, dtype)
         case "int4":
-            values = int4.decode(int4.unpack(codes, k), scale, scheme)
+            return int4.decode_packed(codes, scale, scheme, k, dtype)
         case "mxfp8" | "mxfp4":
-            values = mxfp.decode(codes, scale, scheme)
+            values = mxfp.decode(codes, scale, scheme, dtype)
         case "nvfp4":
             if quantized.outer is None:
                 raise NotQuantizable("an nvfp4 tensor without its outer scale")
-            values = nvfp4.decode(codes, scale, quantized.outer)
-    return values[..., :k].to(dtype)
+            values = nvfp4.decode(codes, scale, quantized.outer, dtype)
+    return values[..., :k]
 
 
 def outer_scale(tensors: list[torch.Tensor], scheme: Scheme) -> torch.Tensor:
@@ -92,35 +97,47 @@ def outer_scale(tensors: list[torch.Tensor], scheme: Scheme) -> torch.Tensor:
     return nvfp4.outer_scale(torch.stack(amax).amax() if amax else torch.zeros(()), scheme)
 
 
+def _block_amax(whole: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """float32 largest magnitude of each block."""
+    if scheme.format == "fp8_block":
+        return fp8_block.block_amax(whole, scheme)
+    return blockwise.block_amax(whole, 1, scheme.columns)
+
+
 def _encode(
-    wide: torch.Tensor, scheme: Scheme, outer: torch.Tensor | None, shape: tuple[int, ...]
+    whole: torch.Tensor,
+    amax: torch.Tensor,
+    scheme: Scheme,
+    outer: torch.Tensor | None,
+    shape: tuple[int, ...],
 ) -> Quantized:
     match scheme.format:
         case "fp8_block":
-            codes, scale = fp8_block.encode(wide, scheme)
+            codes, scale = fp8_block.encode_under(whole, amax, scheme)
         case "int4":
-            codes, scale = int4.encode(wide, scheme)
-            codes = int4.pack(codes)
+            codes, scale = int4.encode_under(whole, amax, scheme)
         case "mxfp8" | "mxfp4":
-            codes, scale = mxfp.encode(wide, scheme)
+            codes, scale = mxfp.encode_under(whole, amax, scheme)
         case "nvfp4":
-            outer = outer_scale([wide], scheme) if outer is None else outer
-            codes, scale = nvfp4.encode(wide, outer)
+            if outer is None:
+                most = amax.amax(-1, keepdim=True) if scheme.outer == "row" else amax.amax()
+                outer = nvfp4.outer_scale(most, scheme)
+            codes, scale = nvfp4.encode_under(whole, amax, outer)
     return Quantized(scheme, codes, scale, outer, shape)
 
 
-def _padded(wide: torch.Tensor, scheme: Scheme, name: str) -> torch.Tensor:
-    """`wide` with K as the scheme wants it. Raises `NotQuantizable` naming the sizes that would do."""
-    k = wide.shape[-1]
+def _padded(x: torch.Tensor, scheme: Scheme, name: str) -> torch.Tensor:
+    """`x` with K as the scheme wants it. Raises `NotQuantizable` naming the sizes that would do."""
+    k = x.shape[-1]
     step = BLOCK[scheme.format] or scheme.columns
-    n = wide.shape[-2] if wide.dim() > 1 else 1
+    n = x.shape[-2] if x.dim() > 1 else 1
     if scheme.padding == "refuse" and n % scheme.rows:
         raise NotQuantizable(f"{name} has {n} rows, no multiple of {scheme.rows}; {_near(n, scheme.rows)}")
     if k % step == 0 or scheme.padding == "partial":
-        return wide
+        return x
     if scheme.padding == "refuse":
         raise NotQuantizable(f"{name} has K = {k}, no multiple of {step}; {_near(k, step)}")
-    return F.pad(wide, (0, -k % step))
+    return F.pad(x, (0, -k % step))
 
 
 def _near(size: int, step: int) -> str:
