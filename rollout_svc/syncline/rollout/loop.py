@@ -1,7 +1,8 @@
 """The rollout worker of one job.
 
-consumes      `work` (group rollout), `sync` and `phases` (own cursors), the store's manifests and blobs
-produces      `trajectories` through the ledger, score errands, `acks`, `Slept` and `Woke`, its line in `workers`
+consumes      `work` (group rollout), `sync`, `phases` and `probes` (own cursors), the store's manifests and blobs
+produces      `trajectories` through the ledger, score errands, `acks`, `probed`, `Slept` and `Woke`, its line in
+              `workers`
 waits for     an order to wake (`device` while its memory is used up), a verified version, an open gate, work, the
               ledger's `go` where beginning now would break the lag bound
 unblocked by  the scheduler's phases and submissions, sync's orders, other engines that sleep, updates made
@@ -28,6 +29,7 @@ def main(context: ServiceContext) -> None:
         worker.residence.obey()
         worker.orders.advance(worker.residence.awake)
         worker.orders.join(worker.residence.awake)
+        worker.probes.answer()
         take_work(worker)
         if worker.engine.running:
             began = time.monotonic()

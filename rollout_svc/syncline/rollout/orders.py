@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -44,6 +45,7 @@ class Orders:
 
     name, incarnation   who acks
     policy              what a commit does to running requests
+    before_commit       what must still be asked of the version that serves
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class Orders:
         name: str,
         incarnation: str,
         policy: CommitPolicy,
+        before_commit: Callable[[], None],
     ) -> None:
         self._bus, self._engine, self._store = bus, engine, store
         self._job, self._name, self._incarnation = job, name, incarnation
-        self._policy = policy
+        self._policy, self._before_commit = policy, before_commit
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage")
         self._staging: tuple[SyncOrder, Future[Verified]] | None = None
         self._next: SyncOrder | None = (
@@ -103,6 +106,7 @@ class Orders:
             order, self._next = self._next, None
             self._staging = (order, self._thread.submit(self._stage, order))
         if self._commit is not None and awake:
+            self._before_commit()
             committed = self._engine.commit(self._policy)
             if committed is not None:
                 order, self._commit = self._commit, None

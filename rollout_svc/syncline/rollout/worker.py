@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from syncline.contract.diagnosis import Probe
 from syncline.contract.events import Phase
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import JOB, PHASES, SYNC, WORK
@@ -15,6 +16,7 @@ from syncline.rollout.engine import CommitPolicy, RolloutEngine
 from syncline.rollout.engines.reference import ReferenceEngine
 from syncline.rollout.intake import Held, Intake
 from syncline.rollout.orders import Orders
+from syncline.rollout.probes import Probes
 from syncline.rollout.prompts import Prompter, convention_of
 from syncline.rollout.publishing import Publisher
 from syncline.rollout.residence import Residence
@@ -32,12 +34,13 @@ _IDLE = 0.25  # seconds to block with nothing to do
 
 
 class Inbox:
-    """Phases and sync orders as they come; new work ends a wait and is left in its stream."""
+    """Phases, sync orders and probes as they come; new work ends a wait and is left in its stream."""
 
-    def __init__(self, bus: Bus, job: str, residence: Residence, orders: Orders) -> None:
-        self._bus, self._residence, self._orders = bus, residence, orders
+    def __init__(self, bus: Bus, job: str, residence: Residence, orders: Orders, probes: Probes) -> None:
+        self._bus, self._residence, self._orders, self._probes = bus, residence, orders, probes
         self._phases, self._sync, self._work = PHASES.at(job), SYNC.at(job), WORK.at(job)
         self._cursors = {key: bus.last_id(key) for key in (self._phases, self._sync, self._work)}
+        self._cursors[probes.key] = probes.cursor
         self._read_at = float("-inf")
         residence.look()
 
@@ -54,6 +57,8 @@ class Inbox:
                     self._residence.want(unpack(entry, Phase))
                 elif key == self._sync:
                     self._orders.take(unpack(entry, SyncOrder))
+                elif key == self._probes.key:
+                    self._probes.take(unpack(entry, Probe))
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Worker:
     intake: Intake
     orders: Orders
     residence: Residence
+    probes: Probes
     publisher: Publisher
     prompter: Prompter
     teller: Teller
@@ -78,7 +84,7 @@ class Worker:
 
     def idle_for(self) -> float | None:
         """How long the loop may wait for messages now; None: not at all."""
-        if self.engine.running:
+        if self.engine.running or self.probes.ready:
             return None
         if self.orders.busy:
             return _SOON
@@ -98,7 +104,8 @@ def assemble(context: ServiceContext) -> Worker:
     engine = make_engine(spec, context, job, (folder / "key").read_bytes())
     schedule = spec.schedule
     policy = CommitPolicy(kind=schedule.in_flight, kv=schedule.kv, carried_age=schedule.carried_age)
-    orders = Orders(bus, engine, store, job, name, context.incarnation, policy)
+    probes = Probes(bus, engine, job, name)
+    orders = Orders(bus, engine, store, job, name, context.incarnation, policy, probes.before_commit)
     devices = Devices(bus, context.heartbeat_key, context.incarnation)
     residence = Residence(bus, engine, orders, store, devices, spec, job, name, context.emit)
     ledger = Ledger(
@@ -126,13 +133,14 @@ def assemble(context: ServiceContext) -> Worker:
         intake=intake,
         orders=orders,
         residence=residence,
+        probes=probes,
         publisher=publisher,
         prompter=Prompter(environment, codec, spec, engine.describe().experts is not None),
         teller=Teller(
             bus, engine, intake, orders, residence, job=job, name=name, incarnation=context.incarnation
         ),
         pace=Pace(pace_of(spec, name), context.stopping),
-        inbox=Inbox(bus, job, residence, orders),
+        inbox=Inbox(bus, job, residence, orders, probes),
     )
 
 
