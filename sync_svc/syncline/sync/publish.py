@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from syncline.contract.version_path import (
     opened,
     sign,
 )
+from syncline.runtime.durable import write_whole
 from syncline.runtime.store import BlobStore, ManifestConflict, MissingManifest
 from syncline.runtime.tracing import hop
 from syncline.sync.convert import convert
@@ -108,12 +108,7 @@ class Publisher:
                     f"the export's precision plan {plan.digest()} is not the job's: {PLAN_FILE}"
                 )
             return
-        beside = target.with_name(f".{PLAN_FILE}.{os.getpid()}")
-        with beside.open("wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(target)
+        write_whole(target, body)
 
     def export_of(self, minted: Minted) -> Path:
         """The export's folder. Raises `BadExport` if it is not one below the job's `export/`."""
