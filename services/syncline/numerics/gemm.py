@@ -10,6 +10,7 @@ int32 [E]: row at which each group ends. A stacked weight is a `Quantized` of sh
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -74,6 +75,22 @@ def elements(q: Quantized) -> Tensor:
             return int4.unpack(q.codes, q.shape[-1]).float()
         case "mxfp4" | "nvfp4":
             return from_e2m1(unpack_nibbles(q.codes))
+
+
+def part_of(q: Quantized, p: int) -> Quantized:
+    """Part `p` of a stack of parts [E, P, N, K]: a stack [E, N, K] that shares its memory."""
+    outer = q.outer
+    if outer is not None and outer.dim() == 4:
+        outer = outer[:, p if outer.shape[1] > 1 else 0]
+    return Quantized(q.scheme, q.codes[:, p], q.scale[:, p], outer, (q.shape[0], *q.shape[2:]))
+
+
+def rows_of(q: Quantized) -> Quantized:
+    """A stack of activations [E, N, K] as E x N rows, in its memory."""
+    outer = None if q.outer is None else q.outer.flatten(0, 1)
+    return Quantized(
+        q.scheme, q.codes.flatten(0, 1), q.scale.flatten(0, 1), outer, (q.shape[0] * q.shape[1], q.shape[2])
+    )
 
 
 def row_scales(q: Quantized) -> Tensor:
@@ -143,6 +160,17 @@ def from_codes(
             return _partial_sums(x, w, offsets).to(out)
 
 
+def workspace(x: Tensor | Quantized, w: Quantized) -> int:
+    """Bytes that `from_codes` takes beside its result: the emulation's FP32 code values and one partial sum."""
+    if kernel_of(x, w) != "emulated codes, fp32 partial sums":
+        return 0
+    rows, k = (x.shape[-2], x.shape[-1]) if isinstance(x, Quantized) else (x.shape[0], x.shape[1])
+    weight = w.codes.numel() * (
+        2 if w.codes.dtype == torch.uint8 else 8 if w.codes.dtype == torch.int32 else 1
+    )
+    return 4 * (rows * k + weight + rows * math.prod(w.shape[1:-1]))
+
+
 def _partial_sums(x: Tensor | Quantized, w: Quantized, offsets: Tensor) -> Tensor:
     step = w.scheme.columns
     codes_EPK, scales_EPB = _merged(elements(w)), _merged(row_scales(w))
@@ -179,7 +207,8 @@ def _grouped(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
     """x [S, K] times its group's w [E, N, K], both of one dtype: [S, N]."""
     if len(w) == 1:
         return x @ w[0].T
-    aligned = all(t.stride(d) * t.element_size() % 16 == 0 for t in (x, w) for d in range(t.dim() - 1))
+    strides = [t.stride(d) * t.element_size() for t in (x, w) for d in range(t.dim()) if t.stride(d) != 1]
+    aligned = all(stride % 16 == 0 for stride in strides)  # what the grouped kernel asks for
     if aligned:
         return F.grouped_mm(x, w.transpose(-2, -1), offs=offsets)
     out, start = x.new_zeros(x.shape[0], w.shape[1]), 0

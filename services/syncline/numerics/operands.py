@@ -1,0 +1,159 @@
+"""How a low-bit weight is multiplied, what is made of it for that, and what its GEMMs report.
+
+Legend: see `gemm.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from syncline.contract.precision import Gemm
+from syncline.contract.precision_trace import Held
+from syncline.contract.schemes import Scheme
+from syncline.numerics import gemm
+from syncline.numerics.quantized import Quantized, dequantize
+
+GemmName = Literal["fprop", "dgrad", "wgrad"]
+
+
+@dataclass(frozen=True)
+class How:
+    """How one weight is multiplied. `held`: dtype of dequantised operands; `activation` None: weight-only."""
+
+    fprop: Gemm
+    dgrad: Gemm
+    wgrad: Gemm
+    weight: Scheme
+    activation: Scheme | None
+    held: torch.dtype = torch.float32
+
+
+def problem(how: How) -> str:
+    """What no GEMM can carry out, with the key; empty if nothing."""
+    for name, pair in (("fprop", how.fprop), ("dgrad", how.dgrad), ("wgrad", how.wgrad)):
+        acts = [("left", pair.left)] + ([("right", pair.right)] if name == "wgrad" else [])
+        for side, kind in acts:
+            if how.activation is None and kind != "original":
+                return f"{name}.{side} is {kind!r} and the family has no activation scheme"
+        if name != "fprop" and pair.left == "reconstructed":
+            return f"{name}.left is 'reconstructed': FProp has no codes of the upstream gradient"
+        if pair.left == "codes" and pair.right != "codes":
+            return f"{name}.left is 'codes' and {name}.right {pair.right!r}: no kernel takes codes on the left alone"
+        both = pair.left == pair.right == "codes" and name != "wgrad"
+        if both and how.activation is not None and how.activation.columns != how.weight.columns:
+            return (
+                f"{name}: blocks of {how.activation.columns} and {how.weight.columns} share no partial sums"
+            )
+    return ""
+
+
+class Copies:
+    """What is made of one weight [E, N, K] or [E, P, N, K] at one moment; each copy when it is first asked for.
+
+    Raises `NotQuantizable` naming `name` when a copy cannot be made.
+    """
+
+    def __init__(self, w: Tensor, how: How, name: str, outer: Tensor | None = None) -> None:
+        self._w, self._how, self._name, self._outer = w.detach(), how, name, outer
+        self._codes: Quantized | None = None
+        self._reconstructed: Tensor | None = None
+        self._transposed: Quantized | None = None
+        self._requantised: Tensor | None = None
+
+    @property
+    def parts(self) -> int:
+        """P."""
+        return self._w.shape[1] if self._w.dim() == 4 else 1
+
+    def original(self) -> Tensor:
+        """[E, P x N, K]."""
+        return self._w.flatten(1, 2) if self._w.dim() == 4 else self._w
+
+    def codes(self) -> Quantized:
+        """Quantised along K."""
+        if self._codes is None:
+            self._codes = gemm.quantize_stack(self._w, self._how.weight, self._name, self._outer)
+        return self._codes
+
+    def reconstructed(self) -> Tensor:
+        """What `codes` stand for, [E, P x N, K]."""
+        if self._reconstructed is None:
+            self._reconstructed = gemm.values(self.codes(), self._how.held)
+        return self._reconstructed
+
+    def transposed(self) -> Quantized:
+        """Quantised along N: [E, P, K, N]."""
+        if self._transposed is None:
+            w = self._w if self._w.dim() == 4 else self._w.unsqueeze(1)
+            outer = self._outer if self._outer is None or self._outer.dim() == 4 else self._outer.unsqueeze(1)
+            name = f"{self._name} along N"
+            self._transposed = gemm.quantize_stack(
+                w.transpose(-2, -1).contiguous(), self._how.weight, name, outer
+            )
+        return self._transposed
+
+    def requantised(self) -> Tensor:
+        """What `transposed` stand for, as [E, P x N, K]."""
+        if self._requantised is None:
+            wide = dequantize(self.transposed(), self._how.held)
+            self._requantised = wide.transpose(-2, -1).flatten(1, 2).contiguous()
+        return self._requantised
+
+    def bytes(self) -> dict[Held, int]:
+        """Of the copies that exist now."""
+        out: dict[Held, int] = {}
+        if self._codes is not None:
+            codes = self._codes.codes
+            out["codes"] = codes.numel() * codes.element_size()
+            out["scales"] = self._codes.nbytes() - out["codes"]
+        wide = [t for t in (self._reconstructed, self._requantised) if t is not None]
+        if wide:
+            out["reconstructed"] = sum(t.numel() * t.element_size() for t in wide)
+        if self._transposed is not None:
+            out["transposed"] = self._transposed.nbytes()
+        return out
+
+
+class Meter:
+    """What the GEMMs of several weights really did since `reset`.
+
+    seen        gemm -> weight's name -> (operands, kernel) pairs
+    workspace   gemm -> bytes of the largest temporaries of one call
+    saved       bytes of saved activations at their highest; a tensor that several weights save counts once
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.seen: dict[GemmName, dict[str, set[tuple[str, str]]]] = {"fprop": {}, "dgrad": {}, "wgrad": {}}
+        self.workspace: dict[GemmName, int] = {"fprop": 0, "dgrad": 0, "wgrad": 0}
+        self.saved = 0
+        self._held: dict[int, tuple[int, int]] = {}  # address -> (users, bytes)
+
+    def saw(self, which: GemmName, name: str, operands: str, kernel: str, workspace: int) -> None:
+        """One GEMM ran."""
+        self.seen[which].setdefault(name, set()).add((operands, kernel))
+        self.workspace[which] = max(self.workspace[which], workspace)
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """`tensors` are held for the backward pass."""
+        for t in tensors:
+            users, _ = self._held.get(t.data_ptr(), (0, 0))
+            self._held[t.data_ptr()] = (users + 1, t.numel() * t.element_size())
+        self.saved = max(self.saved, sum(size for _, size in self._held.values()))
+
+    def release(self, tensors: Iterable[Tensor]) -> None:
+        """One user of each has read it."""
+        for t in tensors:
+            users, size = self._held.get(t.data_ptr(), (1, 0))
+            if users > 1:
+                self._held[t.data_ptr()] = (users - 1, size)
+            else:
+                self._held.pop(t.data_ptr(), None)
