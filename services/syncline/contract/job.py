@@ -10,10 +10,10 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from syncline.contract.precision import PrecisionContract, Variant, with_variant
-from syncline.contract.recipes import RECIPES
+from syncline.contract.precision import Hardware, PrecisionContract, Variant, with_variant
+from syncline.contract.recipes import RECIPES, read
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
@@ -155,10 +155,28 @@ class TrainerSpec(_Part):
 
 
 class PrecisionSpec(_Part):
-    recipe: str = Field("bf16", description="a shipped precision contract; `GET /v1/recipes` lists them")
+    recipe: str | None = Field(
+        "bf16",
+        description="a shipped precision contract; `GET /v1/recipes` lists them. None: `custom` is the contract",
+    )
+    custom: dict[str, JsonValue] | None = Field(
+        None, description="a contract of one's own, in the form of a recipe file; instead of `recipe`"
+    )
     variant: Variant = Field(
         "contract", description="trainer GEMMs: as the contract says, or one of the study's four variants"
     )
+    emulation: bool = Field(
+        True,
+        description="false: refuse what `device.hardware` has no native kernels for, where it could be emulated",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _custom_replaces_the_default(cls, given: Any) -> Any:
+        """Who gives `custom` and no `recipe` means no recipe; who gives both is told so by the job rules."""
+        if isinstance(given, dict) and given.get("custom") is not None:
+            return {"recipe": None, **given}
+        return given
 
 
 class CheckpointSpec(_Part):
@@ -207,6 +225,7 @@ class DiagnosticsSpec(_Part):
 
 
 class DeviceSpec(_Part):
+    hardware: Hardware = Field("cpu", description="what the engines run on; decides which kernels are native")
     memory_mb: int = Field(8192, ge=256, description="budget of the shared device (on CPU: resident memory)")
 
 
@@ -242,8 +261,13 @@ class JobSpec(_Part):
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
     def contract(self) -> PrecisionContract:
-        """The precision contract that the recipe and its variant name."""
-        return with_variant(RECIPES[self.precision.recipe], self.precision.variant)
+        """The precision contract of recipe (or `custom`) and variant. Raises `ValueError` where neither makes one."""
+        precision = self.precision
+        if precision.custom is not None:
+            return with_variant(read(precision.custom, "precision.custom"), precision.variant)
+        if precision.recipe not in RECIPES:
+            raise ValueError(f"precision.recipe: there is no recipe {precision.recipe!r}")
+        return with_variant(RECIPES[precision.recipe], precision.variant)
 
     def contract_digest(self) -> str:
         """Digest of `contract()`."""

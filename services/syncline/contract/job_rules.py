@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from syncline.contract import support
 from syncline.contract.job import JobSpec, Problem
-from syncline.contract.recipes import RECIPES
+from syncline.contract.precision import PrecisionContract
+from syncline.contract.precision_rules import contradictions
+from syncline.contract.recipes import RECIPES, BadContract
 
 
 def problems(spec: JobSpec) -> list[Problem]:
@@ -85,9 +88,6 @@ def _reward(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _rest(spec: JobSpec) -> Iterator[Problem]:
-    if spec.precision.recipe not in RECIPES:
-        names = ", ".join(sorted(RECIPES))
-        yield _problem("precision.recipe", f"there is no recipe {spec.precision.recipe!r}", f"one of {names}")
     if spec.trainer.router_replay and not spec.rollout.record_experts:
         yield _problem(
             "trainer.router_replay",
@@ -110,11 +110,71 @@ def _rest(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+def _precision(spec: JobSpec) -> Iterator[Problem]:
+    """The contract is there, says nothing that contradicts itself or the schedule, and the hardware can run it."""
+    named = list(_named(spec))
+    if named:
+        yield from named
+        return
+    try:
+        contract = spec.contract()
+    except BadContract as error:
+        yield _problem(error.key, error.message, "a custom contract has the form of a recipe file")
+        return
+    found = contradictions(contract)
+    for problem in found:
+        yield _problem(_contract_key(spec, problem.path), problem.message, problem.hint)
+    if found:
+        return
+    yield from _limits(spec, contract)
+    for problem in support.problems(support.decide(contract, spec.device.hardware), spec.precision.emulation):
+        yield _problem(_contract_key(spec, problem.path), problem.message, problem.hint)
+
+
+def _named(spec: JobSpec) -> Iterator[Problem]:
+    recipe, custom = spec.precision.recipe, spec.precision.custom
+    names = ", ".join(sorted(RECIPES))
+    if custom is not None:
+        if recipe is not None:
+            yield _problem("precision.recipe", "precision.custom is given too", "keep one of them")
+        if isinstance(name := custom.get("name"), str) and name in RECIPES:
+            yield _problem(
+                "precision.custom.name",
+                f"{name!r} is a shipped recipe",
+                "give the contract a name of its own, or use precision.recipe",
+            )
+    elif recipe is None:
+        yield _problem("precision.recipe", "is null, and there is no precision.custom", f"one of {names}")
+    elif recipe not in RECIPES:
+        yield _problem("precision.recipe", f"there is no recipe {recipe!r}", f"one of {names}")
+
+
+def _contract_key(spec: JobSpec, path: str) -> str:
+    """Where in the spec a contract's own key is. A shipped recipe contradicts itself under a variant alone."""
+    if path.startswith("precision."):
+        return path
+    if spec.precision.custom is not None:
+        return f"precision.custom.{path}"
+    return "precision.recipe" if spec.precision.variant == "contract" else "precision.variant"
+
+
+def _limits(spec: JobSpec, contract: PrecisionContract) -> Iterator[Problem]:
+    """What a recipe asks of the schedule."""
+    schedule = spec.schedule
+    if contract.max_lag is not None and schedule.max_lag > contract.max_lag:
+        message = f"{schedule.max_lag} is more than contract {contract.name} allows"
+        yield _problem("schedule.max_lag", message, f"use at most {contract.max_lag}")
+    if contract.in_flight is not None and schedule.in_flight != contract.in_flight:
+        message = f"{schedule.in_flight!r}, and contract {contract.name} asks for {contract.in_flight!r}"
+        yield _problem("schedule.in_flight", message, f"set it to {contract.in_flight!r}")
+
+
 RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _batch,
     _sampling,
     _lag,
     _switches,
     _reward,
+    _precision,
     _rest,
 )

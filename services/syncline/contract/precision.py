@@ -23,6 +23,8 @@ Operand = Literal["original", "reconstructed", "requantised", "codes"]
 for, in a wide GEMM. `requantised`: quantised anew along this GEMM's own contraction, dequantised, in a wide GEMM.
 `codes`: codes and scales (quantised along this GEMM's contraction), in a low-precision kernel."""
 Wide = Literal["bf16", "fp32"]
+Hardware = Literal["cpu", "ampere", "ada", "hopper", "blackwell"]
+"""What engines run on; GPUs by generation, for that decides which low-precision paths exist."""
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,7 +170,8 @@ Variant = Literal["contract", "plain", "forward_qdq", "qdq", "real"]
 def with_variant(contract: PrecisionContract, variant: Variant) -> PrecisionContract:
     """`contract` with its trainer GEMMs exchanged for a variant of Table 5; rollout stays what it is.
 
-    Weight-only formats have no activation scheme: X and G_Y stay original there, and so does WGrad.
+    Weight-only formats have no activation scheme: X and G_Y stay original there, and so does WGrad. Under an adapter
+    the base is frozen and has no WGrad.
     """
     if variant == "contract":
         return contract
@@ -188,5 +191,7 @@ def with_variant(contract: PrecisionContract, variant: Variant) -> PrecisionCont
             fprop = dgrad = wgrad = Gemm(left="codes", right="codes")
         case "real":
             fprop, dgrad, wgrad = Gemm(right="codes"), Gemm(right="reconstructed"), Gemm()
+    if contract.adapter is not None:
+        wgrad = Gemm()
     trainer = msgspec.structs.replace(contract.trainer, fprop=fprop, dgrad=dgrad, wgrad=wgrad)
     return msgspec.structs.replace(contract, trainer=trainer)

@@ -5,7 +5,9 @@ May live here: recipes as data. May not live here: code that a recipe needs, or 
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -15,29 +17,67 @@ from syncline.contract.precision import PrecisionContract
 from syncline.contract.schemes import SCHEMES
 
 
-def parse(text: str, where: str) -> PrecisionContract:
-    """The contract in TOML `text`. Schemes may be given by name (`SCHEMES`) or as a table.
+class BadContract(ValueError):
+    """A contract that cannot be read. `key` is the path of what is wrong, such as `precision.custom.adapter.rank`."""
 
-    Raises `ValueError` naming `where` and the key.
-    """
+    def __init__(self, key: str, message: str) -> None:
+        self.key, self.message = key, message
+        super().__init__(f"{key}: {message}")
+
+
+def parse(text: str, where: str) -> PrecisionContract:
+    """The contract in TOML `text`; see `read`. Raises `ValueError` naming `where` and the key."""
     try:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where}: {error}") from None
-    for i, family in enumerate(data.get("families", ())):
-        for key in ("weight", "activation"):
-            name = family.get(key) if isinstance(family, dict) else None
-            if isinstance(name, str):
-                if name not in SCHEMES:
-                    known = ", ".join(sorted(SCHEMES))
-                    raise ValueError(
-                        f"{where}: families.{i}.{key}: there is no scheme {name!r}; one of {known}"
-                    )
-                family[key] = msgspec.to_builtins(SCHEMES[name])
+    return read(data, where)
+
+
+def read(data: Mapping[str, Any], where: str) -> PrecisionContract:
+    """The contract in `data`. Schemes may be given by name (`SCHEMES`) or as a table.
+
+    Raises `BadContract` whose key begins with `where`.
+    """
+    made = dict(data)
+    families = made.get("families")
+    if isinstance(families, list):
+        made["families"] = [
+            _with_schemes(family, f"{where}.families.{i}") for i, family in enumerate(families)
+        ]
     try:
-        return msgspec.convert(data, PrecisionContract)
+        return msgspec.convert(made, PrecisionContract)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise _explained(str(error), where) from None
+
+
+def _with_schemes(family: Any, where: str) -> Any:
+    if not isinstance(family, dict):
+        return family
+    made = dict(family)
+    for key in ("weight", "activation"):
+        name = made.get(key)
+        if isinstance(name, str):
+            if name not in SCHEMES:
+                known = ", ".join(sorted(SCHEMES))
+                raise BadContract(f"{where}.{key}", f"there is no scheme {name!r}; one of {known}")
+            made[key] = msgspec.to_builtins(SCHEMES[name])
+    return made
+
+
+_PLACE = re.compile(r"^(?P<says>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_NAMED = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<field>[^`]*)`$")
+
+
+def _explained(message: str, where: str) -> BadContract:
+    """msgspec's finding with the path as people write it: `$.families[0].match` is `families.0.match`."""
+    place = _PLACE.fullmatch(message)
+    assert place is not None
+    says, path = place["says"], (place["path"] or "").replace("[", ".").replace("]", "")
+    named = _NAMED.fullmatch(says)
+    if named is not None:
+        path, says = f"{path}.{named['field']}", "is missing" if "missing" in says else "is an unknown key"
+    return BadContract(f"{where}{path}", says)
 
 
 def _read() -> dict[str, PrecisionContract]:
