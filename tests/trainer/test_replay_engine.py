@@ -233,6 +233,27 @@ def test_a_record_one_token_off_stops_the_step(tmp_path: Path, by: int, coarse: 
     assert not engine.step(some, 1).skipped
 
 
+def test_records_too_short_to_be_told_one_by_one_are_told_together(tmp_path: Path) -> None:
+    engine = trainer(tmp_path, trainer=REPLAY)
+    some = [short(s, 5) for s in sampled(engine, tmp_path, "tiny-moe", coarse=False, count=48)]
+    assert not engine.step(some, 1).skipped
+    with pytest.raises(MisalignedRoutes, match="the update's trajectories"):
+        engine.step([rolled(s, 1) for s in some], 2)
+
+
+def short(sample: Sample, tokens: int) -> Sample:
+    """Its first tokens, the last of them sampled."""
+    assert sample.routes is not None
+    return replace(
+        sample,
+        tokens=sample.tokens[:tokens],
+        positions=array("i", [tokens - 1]),
+        behaviour=sample.behaviour[:1],
+        loss_mask=b"\x01",
+        routes=routes(sample.routes.ids()[: tokens - 1]),
+    )
+
+
 def test_a_record_that_is_missing_or_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     engine = trainer(tmp_path, trainer=REPLAY)
     good = samples(2)[1]
