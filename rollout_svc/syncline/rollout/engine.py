@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from syncline.contract.precision_trace import ComponentTrace
 from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import SignedManifest, VersionId
 from syncline.runtime.store import BlobStore
@@ -120,6 +121,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
     experts: tuple[int, int] | None  # (routing layers, top-k); None: the model does not route
     kv: KvFormat = "wide"  # how the attention context is stored
+    representation: str = "bf16"  # `PrecisionContract.representation` of the versions that it takes
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +198,12 @@ class RolloutEngine(Protocol):
                       same weights measures what the storage alone does.
         temperature   that the logits are divided by
         positions     places in `ids`, rising, of the tokens to score instead of all behind the prompt
+        """
+        ...
+
+    def trace(self, buffer: Literal["active", "staged"]) -> ComponentTrace:
+        """What the weights of that version are, read from the modules that hold them, with the bytes of a token's
+        context. A kernel that has not run since the weights were made is "none": score something before.
         """
         ...
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from syncline.contract.precision_trace import ComponentTrace
 from syncline.contract.streams import ACKS
 from syncline.contract.version_path import ACTIVE, STAGED, VERIFIED, Ack, Canary, SyncOrder, VersionId
 from syncline.rollout.engine import CommitPolicy, Committed, OldVersion, RolloutEngine, Staged
@@ -36,6 +37,7 @@ class Verified(msgspec.Struct, frozen=True):
     order: SyncOrder
     staged: Staged
     gap: float | None  # largest |trainer - rollout| log-prob over the canaries; None: there were none
+    trace: ComponentTrace  # what scored the canaries
     traceparent: str  # of the staged hop
     began: float  # wall clock: of the canary check
 
@@ -183,14 +185,18 @@ class Orders:
         self._say(self._ack(order, "staged", nbytes=staged.nbytes, seconds=staged.seconds))
         began = time.time()
         serves = self._engine.serving == (staged.version, staged.digest)
-        gap = self._canary_gap(order.canaries, "active" if serves else "staged")
-        return Verified(order, staged, gap, context, began)
+        buffer: Literal["active", "staged"] = "active" if serves else "staged"
+        gap = self._canary_gap(order.canaries, buffer)
+        return Verified(order, staged, gap, self._engine.trace(buffer), context, began)
 
     def _canary_gap(self, canaries: tuple[Canary, ...], buffer: Literal["active", "staged"]) -> float | None:
-        """Largest |trainer - rollout| over all canary tokens; None: there is no canary."""
+        """Largest |trainer - rollout| over all canary tokens; None: there is no canary.
+
+        They test weights, so the context is wide whatever the contract stores.
+        """
         gap = None
         for canary in canaries:
-            ours = self._engine.score(canary.tokens, canary.prompt, buffer=buffer).logprobs
+            ours = self._engine.score(canary.tokens, canary.prompt, buffer=buffer, kv="wide").logprobs
             worst = max(abs(a - b) for a, b in zip(ours, canary.logprobs, strict=True))
             gap = worst if gap is None or not worst <= gap else gap  # keeps NaN
         return gap
@@ -237,6 +243,7 @@ class Orders:
                 verdict=verdict,
                 nbytes=found.staged.nbytes,
                 seconds=found.staged.seconds,
+                trace=found.trace,
             )
         )
 

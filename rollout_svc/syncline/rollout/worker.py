@@ -148,7 +148,14 @@ def make_engine(spec: JobSpec, context: ServiceContext, job: str, key: bytes) ->
     """The engine that the spec names."""
     match spec.rollout.engine:
         case "reference":
-            return ReferenceEngine(context.settings.models, spec.model, job, key, spec.rollout.max_running)
+            return ReferenceEngine(
+                context.settings.models,
+                spec.model,
+                job,
+                key,
+                spec.rollout.max_running,
+                contract=spec.contract(),
+            )
 
 
 def pace_of(spec: JobSpec, name: str) -> float:

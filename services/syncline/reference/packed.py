@@ -178,24 +178,32 @@ class PackedModel:
         self.stacks, self.views = stacks, views
         self.slots: dict[str, Tensor] = {}
         self.parts: dict[str, Part] = {}
-        self._of: dict[str, dict[str, Tensor]] = {}  # low-bit weight -> role -> slot
         for stack in stacks.values():
             for part, slot in stack.slots():
                 self.slots[part.name], self.parts[part.name] = slot, part
-                self._of.setdefault(part.source, {})[part.role] = slot
 
-    def quantise(self, entry: PlanEntry, weight: Tensor, outer: Tensor | None) -> None:
-        """Write low-bit `entry` from its wide `weight`. Raises `NotQuantizable` naming it."""
+    def quantise(self, entry: PlanEntry, weight: Tensor, outer: Tensor | None) -> dict[str, Tensor]:
+        """Write low-bit `entry` from its wide `weight`; returns what was written, by checkpoint name.
+
+        Raises `NotQuantizable` naming it.
+        """
         if entry.weight is None:
             raise CannotPack(f"tensor {entry.name} is wide")
         made = quantize(weight, entry.weight, f"tensor {entry.name}", outer)
-        slots = self._of[entry.name]
-        slots["codes"].copy_(made.codes)
-        slots["scale"].copy_(made.scale)
-        if made.outer is not None:
-            slots["outer"].copy_(made.outer)
-        if "shape" in slots:
-            slots["shape"].copy_(torch.tensor(entry.shape))
+        roles = {
+            "codes": made.codes,
+            "scale": made.scale,
+            "outer": made.outer,
+            "shape": torch.tensor(entry.shape),
+        }
+        written = {}
+        for part in parts(entry):
+            tensor = roles[part.role]
+            if tensor is None:
+                raise CannotPack(f"tensor {part.name}: {entry.weight.format} without an outer scale")
+            self.slots[part.name].copy_(tensor)
+            written[part.name] = tensor
+        return written
 
     def nbytes(self) -> dict[str, int]:
         """Bytes of weights that the model holds: codes, scales (shapes included), wide."""

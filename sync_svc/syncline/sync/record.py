@@ -88,6 +88,8 @@ class Records:
                 path.left = at
             case "out":
                 path.reason = effect.reason
+        if ack is not None and effect.what == "verified" and ack.trace is not None:
+            record.rollout_trace = ack.trace
         if ack is not None and effect.what in ("verified", "out"):
             path.loaded_digest, path.canary_gap = ack.loaded_digest, ack.canary_gap
 

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 from syncline.contract.job import ModelSpec
+from syncline.contract.precision import PrecisionContract
+from syncline.contract.precision_trace import ComponentTrace
+from syncline.contract.recipes import RECIPES
 from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, loaded_digest, opened
 from syncline.reference.model import ModelFolder, empty_model, model_folder, stop_ids
 from syncline.reference.routes import RouteTap
-from syncline.reference.state import StatePlan, state_plan
+from syncline.reference.state import state_plan
 from syncline.rollout.engine import (
     Chunk,
     CommitPolicy,
@@ -30,9 +33,11 @@ from syncline.rollout.engine import (
     StageFailed,
 )
 from syncline.rollout.engines.batching import Batch
+from syncline.rollout.engines.expected import Expected, expected
 from syncline.rollout.engines.kv import CacheBytes
 from syncline.rollout.engines.scoring import prefill_score
-from syncline.rollout.engines.weights import Weights, check_manifest, release_memory
+from syncline.rollout.engines.traced import context_bytes, rollout_trace
+from syncline.rollout.engines.weights import Weights, release_memory
 from syncline.runtime.store import BlobStore
 
 
@@ -42,19 +47,29 @@ class ReferenceEngine:
     models, spec   where the architecture comes from; its weights come from manifests alone
     job, key       job id and manifest key: manifests of another job or signature are refused
     max_running    requests decoded together
-    kv             how the attention context is stored
+    contract       which weights are held in few bits, what multiplies them, how the attention context is stored
+    kv             another storage of the context than the contract's
     """
 
     def __init__(
-        self, models: Path, spec: ModelSpec, job: str, key: bytes, max_running: int, kv: KvFormat = "wide"
+        self,
+        models: Path,
+        spec: ModelSpec,
+        job: str,
+        key: bytes,
+        max_running: int,
+        kv: KvFormat | None = None,
+        contract: PrecisionContract = RECIPES["bf16"],
     ) -> None:
         self._folder: ModelFolder = model_folder(models, spec.name)
         self._job, self._key = job, key
         self._max_running = max_running
-        self._kv: KvFormat = kv
+        self._contract = contract
+        self._kv: KvFormat = contract.rollout.kv_cache if kv is None else kv
         self._stop_ids = stop_ids(self._folder)
         self._config = self._folder.config.get_text_config(decoder=True)
-        self._description, self._plan = self._describe()
+        self._description, self._expected = self._describe()
+        self._context_bytes: int | None = None  # of a token, once measured
         self._lanes: list[Batch] = []  # oldest first; new requests join the last
         self._staged: Weights | None = None
         self._spare: Weights | None = None
@@ -65,7 +80,7 @@ class ReferenceEngine:
         self._asleep: SignedManifest | None = None  # what `wake` brings back
         release_memory()
 
-    def _describe(self) -> tuple[Description, StatePlan]:
+    def _describe(self) -> tuple[Description, Expected]:
         model = empty_model(self._folder)
         taps = RouteTap(model)
         description = Description(
@@ -78,8 +93,9 @@ class ReferenceEngine:
             max_running=self._max_running,
             experts=(taps.layers, taps.topk) if taps.layers else None,
             kv=self._kv,
+            representation=self._contract.representation,
         )
-        return description, state_plan(model)
+        return description, expected(self._folder, state_plan(model), self._contract)
 
     # ---- what it is
     @property
@@ -172,6 +188,14 @@ class ReferenceEngine:
         kv = self._kv if kv is None else kv
         return prefill_score(weights, ids, at, temperature=temperature, experts=experts, kv=kv)
 
+    def trace(self, buffer: Literal["active", "staged"]) -> ComponentTrace:
+        weights = self._staged if buffer == "staged" else self._active()
+        if weights is None:
+            raise ValueError(f"there is no {buffer} version to trace")
+        if self._context_bytes is None:
+            self._context_bytes = context_bytes(weights.model, self._kv)
+        return rollout_trace(weights, self._context_bytes)
+
     # ---- versions
     def stage(self, signed: SignedManifest, store: BlobStore) -> Staged:
         started = time.monotonic()
@@ -192,7 +216,7 @@ class ReferenceEngine:
             w for w in (active, self._staged) if w and (w.version, w.digest) == (manifest.version, digest)
         ]
         if not held:
-            check_manifest(manifest, self._plan, self._folder)
+            self._expected.check(manifest)
             loaded = self._load(signed, manifest, store)
         fresh = held[0] if held else self._staged
         same = active is not None and fresh is not None and active.contents == fresh.contents
@@ -206,7 +230,7 @@ class ReferenceEngine:
         )
 
     def _load(self, signed: SignedManifest, manifest: VersionManifest, store: BlobStore) -> str:
-        weights = self._staged or self._spare or Weights(self._folder, self._plan)
+        weights = self._staged or self._spare or Weights(self._expected)
         self._staged, self._spare = None, weights  # whatever fails below, what is half loaded never serves
         loaded = weights.load(signed, manifest, store)
         self._staged, self._spare = weights, None

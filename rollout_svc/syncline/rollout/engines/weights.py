@@ -6,106 +6,144 @@ from __future__ import annotations
 
 import gc
 import hashlib
+from collections.abc import Iterator
 
 import msgspec
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, loaded_digest
-from syncline.reference.model import ModelFolder, empty_model
+from syncline.contract.plan import PlanEntry
+from syncline.contract.version_path import (
+    SignedManifest,
+    TensorEntry,
+    VersionId,
+    VersionManifest,
+    loaded_digest,
+)
+from syncline.numerics.quantized import NotQuantizable, outer_scale
+from syncline.reference.model import empty_model
+from syncline.reference.packed import DTYPES, pack
 from syncline.reference.routes import RouteTap
-from syncline.reference.state import StatePlan, check_names, named_windows, state_plan
 from syncline.rollout.engine import StageFailed
+from syncline.rollout.engines.expected import Expected
 from syncline.runtime.store import BadBlob, BlobStore, MissingBlob
-
-_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
-REPRESENTATIONS = ("bf16",)
 
 
 class Weights:
-    """A model and the version that its tensors are. `version` is None while a load is under way or failed."""
+    """A model and the version that its tensors are. `version` is None while a load is under way or failed.
 
-    def __init__(self, folder: ModelFolder, plan: StatePlan | None) -> None:
-        self.model: PreTrainedModel = empty_model(folder)
+    Low-bit weights lie in few bits alone (`reference/packed.py`), wide ones in FP32 with BF16 values. A tensor whose
+    digest the buffer holds already is not copied again: what is held is hashed, and stands if it is that digest.
+    """
+
+    def __init__(self, expected: Expected) -> None:
+        self.expected = expected
+        self.packed = pack(empty_model(expected.folder), expected.state, expected.plan, expected.contract)
+        self.model: PreTrainedModel = self.packed.model
         self.model.requires_grad_(False)
-        self.plan = plan or state_plan(self.model)
         self.taps = RouteTap(self.model)
-        self.views = named_windows(self.model, self.plan)
         self.version: VersionId | None = None
         self.digest = ""
         self.signed: SignedManifest | None = None
+        self.manifest: VersionManifest | None = None
         self.contents: dict[str, str] = {}  # tensor name -> digest, as read back
+        self.copied = 0  # bytes that the last load wrote
+        self._held: dict[str, str] = {}  # tensor name -> what was written there last, verified
+        self._ties = dict(expected.state.ties)
 
     def load(self, signed: SignedManifest, manifest: VersionManifest, store: BlobStore) -> str:
         """Write every tensor of `manifest`, read each back as the forward pass will; returns the loaded
         digest.
 
-        See `version_path.loaded_digest`: each tensor's digest is taken from what was read back.
-        Raises `StageFailed` naming the tensor.
+        See `version_path.loaded_digest`: each tensor's digest is taken from what was read back. A weight that the
+        engine quantises itself (route `bf16_bridge`) has the digest of the BF16 blob that its codes were made from; its
+        codes are compared with a second quantisation of that blob. Raises `StageFailed` naming the tensor.
         """
         self.version, self.signed, self.digest, self.contents = None, None, "", {}
+        self.manifest, self.copied = None, 0
         read_back = []
-        for entry in manifest.tensors:
-            view = self.views.get(entry.name)
-            with torch.no_grad():
-                tensor = _tensor(entry.name, entry.dtype, entry.shape, entry.digest, store)
-                if view is None:  # a tied name that the manifest carries none the less
-                    view = self.views[dict(self.plan.ties)[entry.name]]
+        bridged = self.expected.bridged
+        outer = dict(self._outer_scales(manifest, store)) if bridged else {}
+        with torch.no_grad():
+            for entry in manifest.tensors:
+                planned = bridged.get(entry.name)
+                if planned is None:
+                    found = self._take(entry, store)
                 else:
-                    view.copy_(tensor)
-                found = _digest(view.to(tensor.dtype))
-            if found != entry.digest:
-                raise StageFailed(
-                    f"tensor {entry.name} reads back with digest {found}, the manifest says {entry.digest}"
-                )
-            read_back.append(msgspec.structs.replace(entry, digest=found))
+                    found = self._quantise(entry, planned, outer.get(entry.name), store)
+                read_back.append(msgspec.structs.replace(entry, digest=found))
         self.version, self.digest, self.signed = manifest.version, manifest.digest(), signed
+        self.manifest = manifest
         self.contents = {entry.name: entry.digest for entry in read_back}
         return loaded_digest(read_back)
 
-
-def check_manifest(manifest: VersionManifest, plan: StatePlan, folder: ModelFolder) -> None:
-    """Raise `StageFailed` unless `manifest` lists exactly this model's tensors in a form read here."""
-    if manifest.model != folder.config_digest:
-        raise StageFailed(
-            f"manifest of version {manifest.version} is for another model (config {manifest.model})"
-        )
-    if manifest.representation not in REPRESENTATIONS:
-        raise StageFailed(f"manifest has representation {manifest.representation!r}, this engine reads bf16")
-    if manifest.padding:
-        raise StageFailed(f"tensor {min(manifest.padding)} is padded, and this engine takes tensors unpadded")
-    names = [entry.name for entry in manifest.tensors]
-    if len(set(names)) != len(names):
-        raise StageFailed(f"tensor {next(n for n in names if names.count(n) > 1)} is listed twice")
-    for entry in manifest.tensors:
-        if entry.dtype not in _DTYPES:
+    def _take(self, entry: TensorEntry, store: BlobStore) -> str:
+        """Bring one tensor of the manifest where it belongs. Returns the digest of what lies there then."""
+        slot = self.packed.slots.get(entry.name)
+        tied = slot is None and entry.name not in self.packed.views
+        own = self.packed.views[self._ties.get(entry.name, entry.name)] if slot is None else slot
+        dtype = DTYPES[entry.dtype]
+        if self._held.get(entry.name) == entry.digest and _digest(own.to(dtype)) == entry.digest:
+            return entry.digest
+        self._held.pop(entry.name, None)
+        if not tied:  # a tied name that the manifest carries none the less is only compared
+            own.copy_(_tensor(entry, store))
+            self.copied += entry.nbytes
+        found = _digest(own.to(dtype))
+        if found != entry.digest:
             raise StageFailed(
-                f"tensor {entry.name} has dtype {entry.dtype}, this engine reads {sorted(_DTYPES)}"
+                f"tensor {entry.name} reads back with digest {found}, the manifest says {entry.digest}"
             )
-    for absent, source in manifest.ties:
-        if (absent, source) not in plan.ties:
-            raise StageFailed(f"tensor {absent} is tied to {source} in the manifest and not in the model")
-    try:
-        check_names(plan, {entry.name: entry.shape for entry in manifest.tensors})
-    except ValueError as error:
-        raise StageFailed(str(error)) from None
+        self._held[entry.name] = found
+        return found
+
+    # ---- route bf16_bridge
+    def _outer_scales(self, manifest: VersionManifest, store: BlobStore) -> Iterator[tuple[str, Tensor]]:
+        """Outer scales of nvfp4 weights, shared where the plan says so."""
+        groups: dict[str, list[TensorEntry]] = {}
+        for entry in manifest.tensors:
+            planned = self.expected.bridged.get(entry.name)
+            if planned is not None and planned.weight is not None and planned.weight.format == "nvfp4":
+                groups.setdefault(planned.outer or planned.name, []).append(entry)
+        for members in groups.values():
+            largest = [_tensor(entry, store).abs().amax().float() for entry in members]
+            for entry in members:
+                scheme = self.expected.bridged[entry.name].weight
+                if scheme is not None:
+                    yield entry.name, outer_scale([torch.stack(largest)], scheme)
+
+    def _quantise(
+        self, entry: TensorEntry, planned: PlanEntry, outer: Tensor | None, store: BlobStore
+    ) -> str:
+        wide = _tensor(entry, store)
+        try:
+            written = self.packed.quantise(planned, wide, outer)
+        except NotQuantizable as error:
+            raise StageFailed(str(error)) from None
+        for name, made in written.items():
+            if _digest(self.packed.slots[name]) != _digest(made):
+                raise StageFailed(f"tensor {name} does not read back as {entry.name} was quantised")
+        self.copied += entry.nbytes
+        return _digest(wide)
 
 
-def _tensor(name: str, dtype: str, shape: tuple[int, ...], digest: str, store: BlobStore) -> Tensor:
+def _tensor(entry: TensorEntry, store: BlobStore) -> Tensor:
     """The blob as a tensor (memory-mapped if large)."""
     try:
-        raw = store.read(digest)
+        raw = store.read(entry.digest)
     except (MissingBlob, BadBlob) as error:
-        raise StageFailed(f"tensor {name}: {error}") from None
-    size = _DTYPES[dtype].itemsize
-    for width in shape:
+        raise StageFailed(f"tensor {entry.name}: {error}") from None
+    dtype = DTYPES[entry.dtype]
+    size = dtype.itemsize
+    for width in entry.shape:
         size *= width
     if raw.nbytes != size:
         raise StageFailed(
-            f"tensor {name}: blob of {raw.nbytes} bytes, shape {list(shape)} of {dtype} needs {size}"
+            f"tensor {entry.name}: blob of {raw.nbytes} bytes, shape {list(entry.shape)} of {entry.dtype} "
+            f"needs {size}"
         )
-    return torch.frombuffer(raw, dtype=_DTYPES[dtype]).reshape(shape)
+    return torch.frombuffer(raw, dtype=dtype).reshape(entry.shape)
 
 
 def _digest(tensor: Tensor) -> str:

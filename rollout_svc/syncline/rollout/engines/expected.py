@@ -1,0 +1,107 @@
+"""What a manifest must list for this model under this contract, resolved from the engine's own architecture."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import msgspec
+
+from syncline.contract.artefact import Part, padding, parts
+from syncline.contract.plan import PlanEntry, PrecisionPlan, resolve
+from syncline.contract.precision import PrecisionContract
+from syncline.contract.version_path import VersionManifest
+from syncline.reference.model import ModelFolder
+from syncline.reference.state import StatePlan, check_names
+from syncline.rollout.engine import StageFailed
+
+WIDE = ("BF16", "F32")
+"""Dtypes in which a wide tensor may travel."""
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """Architecture and contract, joined. `bridged`: weights that the engine quantises as it loads, by name."""
+
+    folder: ModelFolder
+    state: StatePlan
+    contract: PrecisionContract
+    plan: PrecisionPlan
+    bridged: dict[str, PlanEntry]
+
+    def check(self, manifest: VersionManifest) -> None:
+        """Raise `StageFailed`, naming the tensor, unless `manifest` lists exactly this model's tensors in the
+        contract's form.
+        """
+        if manifest.model != self.folder.config_digest:
+            raise StageFailed(
+                f"manifest of version {manifest.version} is for another model (config {manifest.model})"
+            )
+        if manifest.representation != self.contract.representation:
+            raise StageFailed(
+                f"manifest has representation {manifest.representation!r}, this engine reads "
+                f"{self.contract.representation}"
+            )
+        low = self.plan.low_bit()
+        # without low-bit weights there is nothing that two plans could treat differently
+        if (low or manifest.plan) and manifest.plan != self.plan.digest():
+            raise StageFailed(
+                f"manifest of version {manifest.version} was made by precision plan "
+                f"{manifest.plan or 'none'}, this engine resolves {self.plan.digest()}"
+            )
+        self._check_parts(manifest)
+        padded = {} if self.bridged else {k: v for entry in low for k, v in padding(entry).items()}
+        for name in sorted(manifest.padding.keys() | padded.keys()):
+            if manifest.padding.get(name) != padded.get(name):
+                raise StageFailed(
+                    f"tensor {name} is padded from {manifest.padding.get(name)} in the manifest and from "
+                    f"{padded.get(name)} in this engine's plan"
+                )
+
+    def _check_parts(self, manifest: VersionManifest) -> None:
+        names = [entry.name for entry in manifest.tensors]
+        if len(set(names)) != len(names):
+            raise StageFailed(f"tensor {next(n for n in names if names.count(n) > 1)} is listed twice")
+        wanted: dict[str, Part] = {}
+        if not self.bridged:
+            wanted = {part.name: part for entry in self.plan.low_bit() for part in parts(entry)}
+        listed = {entry.name: entry for entry in manifest.tensors}
+        for part in wanted.values():
+            if part.name not in listed:
+                _missing(part, [other for other in wanted.values() if other.source == part.source], listed)
+            found = listed[part.name]
+            if (found.dtype, tuple(found.shape)) != (part.dtype, part.shape):
+                raise StageFailed(
+                    f"tensor {part.name} has dtype {found.dtype} and shape {list(found.shape)}, the plan says "
+                    f"{part.dtype} and {list(part.shape)}"
+                )
+        rest = {name: entry for name, entry in listed.items() if name not in wanted}
+        for name, entry in rest.items():
+            if entry.dtype not in WIDE:
+                raise StageFailed(f"tensor {name} has dtype {entry.dtype}, this engine reads {list(WIDE)}")
+        for absent, source in manifest.ties:
+            if (absent, source) not in self.state.ties:
+                raise StageFailed(f"tensor {absent} is tied to {source} in the manifest and not in the model")
+        sources = {part.source for part in wanted.values()}
+        windows = {name: window for name, window in self.state.windows.items() if name not in sources}
+        ties = tuple((absent, source) for absent, source in self.state.ties if source in windows)
+        try:
+            check_names(
+                StatePlan(windows=windows, ties=ties), {name: entry.shape for name, entry in rest.items()}
+            )
+        except ValueError as error:
+            raise StageFailed(str(error)) from None
+
+
+def expected(folder: ModelFolder, state: StatePlan, contract: PrecisionContract) -> Expected:
+    """Resolve `contract` for the architecture. Raises `BadPlan` if it does not fit."""
+    plan = resolve(contract, {name: window.shape for name, window in state.windows.items()})
+    bridge = contract.convert.route == "bf16_bridge"
+    bridged = {entry.name: entry for entry in plan.low_bit()} if bridge else {}
+    return Expected(folder, state, contract, plan, bridged)
+
+
+def _missing(part: Part, family: list[Part], listed: dict[str, object]) -> NoReturn:
+    there = [other for other in family if other.name in listed]
+    why = "none of its parts is there"
+    if there:
+        why = f"{there[0].name} is there, its {there[0].role} without the {part.role}"
+    raise StageFailed(f"tensor {part.name} is missing: {part.source} is low-bit, and {why}")

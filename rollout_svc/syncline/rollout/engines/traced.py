@@ -1,0 +1,84 @@
+"""The rollout part of the six-component trace, read from a set of weights that has scored something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from syncline.contract.artefact import encoded
+from syncline.contract.precision_trace import ComponentTrace, Held, Use
+from syncline.contract.schemes import KvFormat
+from syncline.reference.packed import DTYPES, Stack
+from syncline.rollout.engines.kv import growing_cache, nbytes, stored_of
+from syncline.rollout.engines.weights import Weights
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_SHORT, _LONG = 8, 16  # tokens between whose contexts the bytes of one are taken
+
+
+def rollout_trace(weights: Weights, context: int) -> ComponentTrace:
+    """What `weights` really are. `context`: bytes of a token's attention context."""
+    families: dict[str, list[Stack]] = {}
+    for stack in weights.packed.stacks.values():
+        families.setdefault(stack.family, []).append(stack)
+    sources = {} if weights.manifest is None else {t.name: t.dtype for t in weights.manifest.tensors}
+    uses = [_low_bit(family, stacks, sources) for family, stacks in sorted(families.items())]
+    views = weights.packed.views
+    uses.append(
+        Use(
+            family="",
+            tensors=len(views),
+            encoded=f"{_joined(sources[name] for name in views if name in sources)} values",
+            operands="X original, W original",
+            kernel="wide",
+            persistent=_dtypes(views.values()),
+            communicated=_joined(sources[name] for name in views if name in sources),
+        )
+    )
+    held = weights.packed.nbytes()
+    bytes: dict[Held, int] = {
+        "codes": held["codes"],
+        "scales": held["scales"],
+        "wide": held["wide"],
+        "kv_cache": context,
+    }
+    return ComponentTrace(component="rollout", uses=tuple(uses), bytes={k: v for k, v in bytes.items() if v})
+
+
+def _low_bit(family: str, stacks: list[Stack], sources: dict[str, str]) -> Use:
+    parts = [part for stack in stacks for part, _ in stack.slots()]
+    travelled = {sources[name] for part in parts for name in (part.name, part.source) if name in sources}
+    return Use(
+        family=family,
+        tensors=len({part.source for part in parts}),
+        encoded=_joined(encoded(stack.scheme) for stack in stacks),
+        operands=_joined(stack.operands() for stack in stacks),
+        kernel=_joined(stack.ran or "none" for stack in stacks),
+        persistent=_dtypes(slot for stack in stacks for _, slot in stack.slots()),
+        communicated=_joined(travelled),
+    )
+
+
+def _dtypes(tensors: Iterable[Tensor]) -> str:
+    return "+".join(sorted({_NAMES.get(tensor.dtype, str(tensor.dtype)) for tensor in tensors}))
+
+
+def _joined(words: Iterable[str]) -> str:
+    return "; ".join(sorted(set(words)))
+
+
+@torch.inference_mode()
+def context_bytes(model: PreTrainedModel, kv: KvFormat) -> int:
+    """Bytes by which the stored context of a request grows with a token: of two prefills, taken apart."""
+    sizes = []
+    for length in (_SHORT, _LONG):
+        cache = growing_cache(model.config, kv)
+        model(input_ids=torch.zeros(1, length, dtype=torch.int64), cache=cache, use_cache=True)
+        # linear-attention states do not grow
+        stored = [nbytes(stored_of(layer)) for layer in cache.layers if isinstance(layer, DynamicLayer)]
+        sizes.append(sum(size.codes + size.scales + size.wide for size in stored))
+    return (sizes[1] - sizes[0]) // (_LONG - _SHORT)
