@@ -104,18 +104,20 @@ class Copies:
             self._requantised = wide.transpose(-2, -1).flatten(1, 2).contiguous()
         return self._requantised
 
-    def bytes(self) -> dict[Held, int]:
-        """Of the copies that exist now."""
+    def bytes(self, which: GemmName) -> dict[Held, int]:
+        """Of the copies that exist now and `which` GEMM reads: those along K count for FProp, along N for DGrad."""
         out: dict[Held, int] = {}
-        if self._codes is not None:
-            codes = self._codes.codes
-            out["codes"] = codes.numel() * codes.element_size()
-            out["scales"] = self._codes.nbytes() - out["codes"]
-        wide = [t for t in (self._reconstructed, self._requantised) if t is not None]
-        if wide:
-            out["reconstructed"] = sum(t.numel() * t.element_size() for t in wide)
-        if self._transposed is not None:
-            out["transposed"] = self._transposed.nbytes()
+        if which == "fprop":
+            if self._codes is not None:
+                out["codes"] = self._codes.codes.numel() * self._codes.codes.element_size()
+                out["scales"] = self._codes.nbytes() - out["codes"]
+            if self._reconstructed is not None:
+                out["reconstructed"] = self._reconstructed.numel() * self._reconstructed.element_size()
+        if which == "dgrad":
+            if self._transposed is not None:
+                out["transposed"] = self._transposed.nbytes()
+            if self._requantised is not None:
+                out["reconstructed"] = self._requantised.numel() * self._requantised.element_size()
         return out
 
 
