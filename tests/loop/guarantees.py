@@ -19,7 +19,7 @@ def trained(run: Path) -> Counter[str]:
 
 def segment_files(run: Path) -> list[Path]:
     """The segments of the job folder `run`, one per update, in order."""
-    return sorted(p for p in (run / "segments").glob("update-*.parquet") if ".scores" not in p.name)
+    return sorted(p for p in (run / "segments").glob("update-*.parquet") if p.name.count(".") == 1)
 
 
 def lags(run: Path) -> list[int]:

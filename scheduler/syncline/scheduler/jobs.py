@@ -199,6 +199,8 @@ class Job:
                 watch.awaited.setdefault(who, time.time())
             case e.SwitchTo(why="plan"):
                 watch.plan += 1
+            case e.Alarm(update=update, what=what):
+                self._bus.hset(JOB.at(self.job), "alarm", f"update {update}: {what}")
             case e.Slept(who=who, resident=resident, baseline=baseline) if resident > LEAK * baseline:
                 story = "%s: %s sleeps and still holds %d MB, it began with %d MB"
                 self._tools.log.warning(story, self.job, who, resident >> 20, baseline >> 20)

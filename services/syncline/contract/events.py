@@ -163,6 +163,17 @@ class WorkerLost(msgspec.Struct, frozen=True, tag="worker_lost", forbid_unknown_
     exit: int | None
 
 
+class Alarm(msgspec.Struct, frozen=True, tag="alarm", forbid_unknown_fields=True, kw_only=True):
+    """A measured term has drifted from its baseline. Changes nothing in the job; people should look.
+
+    Stamped by the trainer, once per update; the scheduler repeats it in the job's hash.
+    """
+
+    who: str
+    update: int
+    what: str  # the terms, each with its figure and its baseline
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True, kw_only=True):
     """The job cannot go on. Stamped by any service."""
 
@@ -186,6 +197,7 @@ Event = (
     | Finished
     | WorkerUp
     | WorkerLost
+    | Alarm
     | Failed
 )
 

@@ -18,6 +18,7 @@ from syncline.trainer.engine import TrainerEngine, build_engine
 from syncline.trainer.intake import Intake
 from syncline.trainer.minting import Mint
 from syncline.trainer.phases import Phases
+from syncline.trainer.probing import Probing
 from syncline.trainer.resume import Resume
 from syncline.trainer.updating import Updating
 
@@ -34,6 +35,7 @@ class Parts:
     phases: Phases
     intake: Intake
     updating: Updating
+    probing: Probing
     mint: Mint
     checkpoints: Checkpoints
     resume: Resume
@@ -74,6 +76,7 @@ def assemble(ctx: ServiceContext) -> Parts:
         phases=Phases(ctx.bus, job),
         intake=intake,
         updating=updating,
+        probing=Probing(ctx.bus, engine, spec, job, folder, ctx.emit),
         mint=Mint(ctx.bus, job, folder, contract, prefixes),
         checkpoints=checkpoints,
         resume=Resume(ledger, engine, updating, checkpoints, folder),

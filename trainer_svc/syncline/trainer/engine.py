@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from torch import Tensor
+
 from syncline.contract.job import JobSpec
 from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.routes import RecordedRoutes
@@ -124,6 +126,13 @@ class TrainerEngine(Protocol):
 
         A job with `trainer.router_replay` replays the samples' routes, unless `as_rollout`: those scores prove
         weights, so the router chooses freely. Raises `CannotReplay` naming a sample whose record is missing or wrong.
+        """
+        ...
+
+    def free_routes(self, samples: Sequence[Sample]) -> list[Tensor] | None:
+        """Expert ids, int64 [tokens fed, L, K] per sample, that the routers choose freely under the present weights.
+
+        None: the model does not route, or there is no sample. Also in a job that replays routes.
         """
         ...
 

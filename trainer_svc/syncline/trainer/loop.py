@@ -1,8 +1,8 @@
 """The trainer's loop.
 
-consumes     phases; claims of rewarded groups (records and rewards of the ledger)
+consumes     phases; claims of rewarded groups (records and rewards of the ledger); `probed`
 produces     segments, scores, checkpoints; versions into `minted`; `Woke`, `Slept`, `Minted`,
-             `Finished`; metrics
+             `Finished`, `Alarm`; metrics; `probes` and `diagnostics`, for which nothing waits
 waits for    "device" (memory of the shared device), "batch" (enough rewarded groups, within the lag bound)
 unblocked by the scheduler's next phase, and the errand that rewards the last member of a group
 """
@@ -41,6 +41,7 @@ def main(ctx: ServiceContext) -> None:
 def run(trainer: Trainer) -> None:
     """Obey the newest phase; make an update when it is allowed and there is a batch; wait otherwise."""
     while not trainer.ctx.stop_requested():
+        trainer.parts.probing.collect()
         phase = trainer.parts.phases.newest()
         if phase is None or not trainer.obey(phase):
             trainer.parts.phases.wait(IDLE if phase is None or not trainer.wants_device else POLL)
@@ -51,6 +52,7 @@ def run(trainer: Trainer) -> None:
             trainer.parts.phases.wait(POLL)
         else:
             trainer.update(claim, phase)
+    trainer.parts.probing.settle()
 
 
 class Trainer:
@@ -136,6 +138,7 @@ class Trainer:
         resumed = parts.resume.run(
             parts.mint.known(), parts.spec_hash, parts.spec.contract_digest(), phase.mode
         )
+        parts.probing.recover()
         last = resumed.repeated[-1] if resumed.repeated else None
         self._owed, self._saved = list(resumed.owed), resumed.checkpoint
         for made in resumed.repeated:
@@ -185,7 +188,9 @@ class Trainer:
         parts, waited = self.parts, self.waiting.stop()
         segment = parts.intake.segment(claim, self.version)
         segments.write(self._segments, segment)
+        parts.probing.ask(segment)
         made = parts.updating.make(segment, self.version.epoch)
+        parts.probing.scored(made.result)
         parts.updating.tell_scored(made)
         minted = VersionId(self.version.epoch, claim.update)
         trace = parts.mint.mint(parts.engine, minted, self.version, made.traces, len(made.trajectories))

@@ -40,6 +40,11 @@ class Routes:
         self._model, self._replay = model, replay
         self._tap = RouteTap(model)
 
+    @property
+    def tap(self) -> RouteTap:
+        """The one tap on the model's routers: its hooks stay for good."""
+        return self._tap
+
     @contextmanager
     def around(self, samples: Sequence[Sample], columns: int) -> Iterator[list[RouteCounts | None]]:
         """Inside, one forward pass over `samples`, padded on the right to `columns`.

@@ -28,6 +28,7 @@ from syncline.trainer.corrections import Correction
 from syncline.trainer.engine import Description, EngineAsleep, NonFiniteWeights, Sample, StepResult
 from syncline.trainer.engines import state
 from syncline.trainer.engines.forward import Rows, fed, rows_of, sampled_logprobs
+from syncline.trainer.engines.free_routes import free_routes
 from syncline.trainer.engines.replay import Routes, total
 from syncline.trainer.loss import LossInputs, LossSettings, Normaliser, Tally, policy_loss
 from syncline.trainer.pack import micro_batches
@@ -87,7 +88,9 @@ class TorchEngine:
     # ---- memory -----------------------------------------------------------------------------------------
     @property
     def memory(self) -> int:
-        copies = 5 if self._contract.trainer.parameters == "bf16" else 4  # masters, two moments, gradients, the model
+        copies = (
+            5 if self._contract.trainer.parameters == "bf16" else 4
+        )  # masters, two moments, gradients, the model
         reference = 1 if self._loss.kl > 0 else 0
         return 4 * self._parameters * (copies + reference) + 3 * _LOGITS_BYTES // 4
 
@@ -166,6 +169,10 @@ class TorchEngine:
         vocab = self._need().loaded.vocab
         cells = min(self._spec.batch.micro_tokens, max(1, _LOGITS_BYTES // (4 * vocab)))
         return micro_batches([fed(s) for s in samples], cells)
+
+    def free_routes(self, samples: Sequence[Sample]) -> list[Tensor] | None:
+        tap = self._need_routes().tap
+        return free_routes(self._need().loaded.model, tap, samples) if tap.layers and samples else None
 
     # ---- the update -------------------------------------------------------------------------------------
     def step(self, samples: Sequence[Sample], update: int) -> StepResult:
