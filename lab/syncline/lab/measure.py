@@ -6,11 +6,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import torch
-from torch import Tensor
 
 from syncline.contract.token_path import Trajectory
-from syncline.trainer.loss import kl_estimate
+from syncline.numerics.mismatch import kl_estimates, split, tail
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,28 +32,32 @@ def behaviour(records: Sequence[Trajectory]) -> list[array[float]]:
     return [record.logprobs for record in records]
 
 
-def flat(parts: Iterable[Sequence[float]]) -> Tensor:
-    """All tokens in one tensor, float32 [N]."""
-    return torch.tensor([value for part in parts for value in part], dtype=torch.float32)
-
-
 def gap(trainer: Sequence[Sequence[float]], rollout: Sequence[Sequence[float]]) -> Gap:
-    """The gap of log-probs [S] per trajectory, same order. Raises `ValueError` if lengths differ or there are none."""
+    """The gap of log-probs [S] per trajectory, same order.
+
+    Raises `ValueError` if there are no tokens, their numbers differ, or one is not finite.
+    """
     trainer_N, rollout_N = flat(trainer), flat(rollout)
-    if trainer_N.shape != rollout_N.shape or not len(trainer_N):
-        raise ValueError(f"{len(trainer_N)} trainer and {len(rollout_N)} rollout log-probs: no pairs")
-    sizes_N = (trainer_N.double() - rollout_N.double()).abs()
+    if not trainer_N:
+        raise ValueError("there are no tokens to compare")
+    mismatch_N = split(trainer_N, rollout_N, rollout_N).mismatch_N
+    sizes = tail(mismatch_N)
     return Gap(
-        tokens=len(sizes_N),
-        mean=float(sizes_N.mean()),
-        median=float(sizes_N.median()),
-        p99=float(sizes_N.quantile(0.99)),
-        max=float(sizes_N.max()),
-        exact=float((trainer_N == rollout_N).double().mean()),
-        kl=float(kl_estimate(rollout_N.double(), trainer_N.double(), "k3").mean()),
+        tokens=sizes.count,
+        mean=sizes.mean,
+        median=sizes.median,
+        p99=sizes.p99,
+        max=sizes.max,
+        exact=float((mismatch_N == 0).double().mean()),
+        kl=kl_estimates(mismatch_N)["k3"],
     )
 
 
 def reference_kl(policy: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> float:
     """k3 estimate of KL(policy, reference) over tokens that rollout sampled, as RL frameworks report it."""
-    return float(kl_estimate(flat(policy).double(), flat(reference).double(), "k3").mean())
+    return kl_estimates(split(flat(reference), flat(policy), flat(policy)).mismatch_N)["k3"]
+
+
+def flat(parts: Iterable[Sequence[float]]) -> list[float]:
+    """All tokens in one list, [N]."""
+    return [value for part in parts for value in part]

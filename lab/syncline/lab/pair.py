@@ -61,7 +61,9 @@ class Pair:
         folder.mkdir(parents=True, exist_ok=True)
         self.trainer: TrainerEngine = build_engine(spec, models, folder / "scratch")
         self.trainer.wake()
-        self.rollout = ReferenceEngine(models, spec.model, JOB, _KEY, spec.rollout.max_running)
+        self.rollout = ReferenceEngine(
+            models, spec.model, JOB, _KEY, spec.rollout.max_running, contract=self.contract
+        )
         self.environment = load(spec.task, spec.seeds.data)
         self._store = BlobStore(folder / "store")
         self._publisher = Publisher(JOB, folder, _KEY, self.contract, self._store)
@@ -130,7 +132,8 @@ class Pair:
         waiting = iter(items)
         nxt = next(waiting, None)
         while nxt is not None or self.rollout.running:
-            while nxt is not None and self.rollout.room:
+            # without room and without a request that could make some, the engine itself says why
+            while nxt is not None and (self.rollout.room or not self.rollout.running):
                 self.rollout.submit(self._prompter.request(nxt, attempt=0))
                 nxt = next(waiting, None)
             for chunk in self.rollout.step():
@@ -187,17 +190,19 @@ class Pair:
         return self.trainer.score(samples(records), as_rollout)
 
     def score_rollout(self, records: Sequence[Trajectory]) -> list[array[float]]:
-        """The serving version's log-probs [S] of the same tokens by prefill, at temperature 1.
-
-        Raises `ValueError` for a record that was sampled at another temperature.
-        """
-        out = []
-        for record in records:
-            if record.convention.temperature != 1.0:
-                raise ValueError(f"trajectory {record.trajectory}: rollout scores at temperature 1")
-            prompt = record.segments[0].end
-            out.append(array("f", self.rollout.score(record.tokens, prompt, buffer="active").logprobs))
-        return out
+        """The serving version's log-probs [S] of the same tokens by prefill, at each record's temperature."""
+        return [
+            array(
+                "f",
+                self.rollout.score(
+                    record.tokens,
+                    record.segments[0].end,
+                    buffer="active",
+                    temperature=record.convention.temperature,
+                ).logprobs,
+            )
+            for record in records
+        ]
 
 
 def samples(records: Sequence[Trajectory]) -> list[Sample]:

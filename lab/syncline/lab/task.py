@@ -8,6 +8,7 @@ have to be unlearned, at the cost of the updates in which precision is to be com
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,9 +62,10 @@ def model_name(architecture: Architecture) -> str:
     return f"sort-{architecture}"
 
 
-def write_models(root: Path) -> None:
-    """Write both model folders (config and tokenizer, no weights) below `root`. Again: the same bytes."""
-    for architecture, config in CONFIGS.items():
+def write_models(root: Path, which: Sequence[Architecture] = ("dense", "moe")) -> None:
+    """Write model folders (config and tokenizer, no weights) below `root`. Again: the same bytes."""
+    for architecture in which:
+        config = CONFIGS[architecture]
         folder = root / model_name(architecture)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
