@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conformance import lowbit
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
 
+from syncline.contract.plan import PrecisionPlan
+from syncline.contract.precision import PrecisionContract
+from syncline.contract.recipes import RECIPES
 from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import (
     SignedManifest,
@@ -84,6 +88,15 @@ FURTHER: dict[str, dict[str, Any]] = {
 
 JOB = "j00000test"
 KEY = b"a key of the test job"
+_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
 
 
 def family_folder(name: str, scratch: Path) -> Path:
@@ -121,13 +134,38 @@ def checkpoint(folder: Path, seed: int) -> Mapping[str, Tensor]:
         }
 
 
-class Forge:
-    """Makes signed versions of the model in `folder` in a store of its own."""
+@lru_cache(maxsize=16)
+def plan(folder: Path, contract: PrecisionContract) -> PrecisionPlan:
+    """The plan of `contract` for the model in `folder`."""
+    return lowbit.plan_of(plain(folder, 0), contract)
 
-    def __init__(self, root: Path, folder: Path, job: str = JOB, key: bytes = KEY) -> None:
+
+@lru_cache(maxsize=64)
+def cold(folder: Path, seed: int, contract: PrecisionContract) -> Any:
+    """The version of `seed` under `contract` as plain `transformers`: the values that its codes stand for."""
+    if not contract.families:
+        return plain(folder, seed)
+    return lowbit.cold(plain(folder, seed), checkpoint(folder, seed), contract)
+
+
+class Forge:
+    """Makes signed versions of the model in `folder` in a store of its own, in the form that `contract` gives them."""
+
+    def __init__(
+        self,
+        root: Path,
+        folder: Path,
+        job: str = JOB,
+        key: bytes = KEY,
+        contract: PrecisionContract = RECIPES["bf16"],
+    ) -> None:
         self.store = BlobStore(root / "store")
         self.folder = folder
-        self.job, self.key = job, key
+        self.job, self.key, self.contract = job, key, contract
+
+    def cold(self, seed: int) -> Any:
+        """The version of `seed` as plain `transformers`, with the values that its codes stand for."""
+        return cold(self.folder, seed, self.contract)
 
     def manifest(
         self,
@@ -136,8 +174,19 @@ class Forge:
         epoch: int = 0,
         change: Callable[[dict[str, Tensor]], object] | None = None,
     ) -> VersionManifest:
-        """Blobs and an unsigned manifest of version `epoch.number`; weights by `seed` (default: the number)."""
+        """Blobs and an unsigned manifest of version `epoch.number`; weights by `seed` (default: the number).
+
+        `change` alters the tensors of the manifest, by name.
+        """
         tensors = dict(checkpoint(self.folder, number if seed is None else seed))
+        sources: dict[str, str] = {}
+        planned = plan(self.folder, self.contract)
+        made = lowbit.quantised(planned, tensors)
+        for entry in planned.low_bit():
+            del tensors[entry.name]
+            for part, tensor in lowbit.encoded(entry, made[entry.name]):
+                tensors[part.name] = tensor
+                sources[part.name] = "" if part.name == part.source else part.source
         if change is not None:
             change(tensors)
         entries = []
@@ -146,10 +195,11 @@ class Forge:
             entries.append(
                 TensorEntry(
                     name=name,
-                    dtype={torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}[tensor.dtype],
+                    dtype=_NAMES[tensor.dtype],
                     shape=tuple(tensor.shape),
                     nbytes=len(raw),
                     digest=self.store.put(raw),
+                    source=sources.get(name, ""),
                 )
             )
         return VersionManifest(
@@ -157,10 +207,11 @@ class Forge:
             version=VersionId(epoch, number),
             parent=None,
             optimizer_step=number,
-            contract="c" * 64,
-            representation="bf16",
+            contract=self.contract.digest(),
+            representation=self.contract.representation,
             model=hashlib.sha256((self.folder / "config.json").read_bytes()).hexdigest(),
             tensors=tuple(entries),
+            plan=planned.digest(),
         )
 
     def version(self, number: int, seed: int | None = None, epoch: int = 0) -> SignedManifest:

@@ -41,13 +41,13 @@ class Expected(msgspec.Struct, frozen=True):
                 f"{self.contract.representation}"
             )
         low = self.plan.low_bit()
+        self._check_parts(manifest)
         # without low-bit weights there is nothing that two plans could treat differently
         if (low or manifest.plan) and manifest.plan != self.plan.digest():
             raise StageFailed(
                 f"manifest of version {manifest.version} was made by precision plan "
                 f"{manifest.plan or 'none'}, this engine resolves {self.plan.digest()}"
             )
-        self._check_parts(manifest)
         padded = {} if self.bridged else {k: v for entry in low for k, v in padding(entry).items()}
         for name in sorted(manifest.padding.keys() | padded.keys()):
             if manifest.padding.get(name) != padded.get(name):
