@@ -25,8 +25,19 @@ SENSITIVE: tuple[tuple[str, str], ...] = (
 """What stays wide unless a family says `sensitive` (norms always do: they are no linear weights)."""
 
 
+FUSED: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+"""Modules that engines multiply as one: of two-level scales, one outer scale is read for all of them."""
+
+
 class BadPlan(ValueError):
-    """A contract that does not fit the model. Names the family and the pattern or tensor, and what would do."""
+    """A contract that does not fit the model. Names the family and the pattern or tensor, and what would do.
+
+    `key` is what is wrong in the contract, such as `families.0.match.1`.
+    """
+
+    def __init__(self, message: str, key: str) -> None:
+        self.key = key
+        super().__init__(message)
 
 
 class PlanEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,12 +71,16 @@ def resolve(contract: PrecisionContract, shapes: Mapping[str, tuple[int, ...]]) 
     """The plan of `contract` for a model with checkpoint tensors `shapes` (name -> shape).
 
     Raises `BadPlan` for a pattern that matches nothing, a tensor that two families name, one that is no matrix, a
-    size that the block does not divide, and an outer-scale partner that is missing.
+    size that the block does not divide, an outer-scale partner that is missing or not declared, and an adapter's target
+    that is no linear weight.
     """
     entries = {name: _entry(name, tuple(shape), contract.families) for name, shape in shapes.items()}
-    for family in contract.families:
-        _check_patterns(family, entries)
+    for i, family in enumerate(contract.families):
+        _check_patterns(i, family, entries)
     _check_partners(contract.families, entries)
+    if contract.adapter is not None:
+        for i, pattern in enumerate(contract.adapter.targets):
+            _check_target(i, pattern, entries)
     return PrecisionPlan(contract=contract.digest(), entries=tuple(entries[name] for name in sorted(entries)))
 
 
@@ -97,9 +112,10 @@ def _entry(name: str, shape: tuple[int, ...], families: tuple[Family, ...]) -> P
         return PlanEntry(name=name, shape=shape, reason=why)
     if len({family.name for family, _ in kept}) > 1:
         names = ", ".join(sorted({family.name for family, _ in kept}))
-        raise BadPlan(f"tensor {name} is named by the families {names}; each tensor belongs to one")
+        key = f"families.{families.index(kept[-1][0])}.match"
+        raise BadPlan(f"tensor {name} is named by the families {names}; each tensor belongs to one", key)
     family, pattern = kept[0]
-    _check_shape(name, shape, family)
+    _check_shape(name, shape, family, families.index(family))
     return PlanEntry(
         name=name,
         shape=shape,
@@ -111,9 +127,10 @@ def _entry(name: str, shape: tuple[int, ...], families: tuple[Family, ...]) -> P
     )
 
 
-def _check_shape(name: str, shape: tuple[int, ...], family: Family) -> None:
+def _check_shape(name: str, shape: tuple[int, ...], family: Family, index: int) -> None:
     if len(shape) != 2:
-        raise BadPlan(f"family {family.name}: tensor {name} of shape {list(shape)} is no matrix")
+        message = f"family {family.name}: tensor {name} of shape {list(shape)} is no matrix"
+        raise BadPlan(message, f"families.{index}.match")
     scheme = family.weight
     step = BLOCK[scheme.format] or scheme.columns
     for axis, size, block in (("rows", shape[0], scheme.rows), ("columns", shape[1], step)):
@@ -121,26 +138,41 @@ def _check_shape(name: str, shape: tuple[int, ...], family: Family) -> None:
             low = size // block * block
             legal = f"{low} and {low + block}" if low else f"{block}"
             raise BadPlan(
-                f"family {family.name}: tensor {name} has {size} {axis}, no multiple of {block}; legal near it: {legal}"
+                f"family {family.name}: tensor {name} has {size} {axis}, no multiple of {block}; "
+                f"legal near it: {legal}",
+                f"families.{index}.weight",
             )
 
 
-def _check_patterns(family: Family, entries: Mapping[str, PlanEntry]) -> None:
-    for pattern in family.match:
+def _check_patterns(index: int, family: Family, entries: Mapping[str, PlanEntry]) -> None:
+    for j, pattern in enumerate(family.match):
         if not any(matches(pattern, name) for name in entries):
             near = [name for name in entries if not sensitive(name) and len(entries[name].shape) == 2][:3]
             raise BadPlan(
                 f"family {family.name}: pattern {pattern!r} matches no tensor of the model, whose names are like "
-                f"{', '.join(near)}"
+                f"{', '.join(near)}",
+                f"families.{index}.match.{j}",
             )
-    for pattern in family.keep:
+    for j, pattern in enumerate(family.keep):
         named = [n for n in entries if any(matches(p, n) for p in family.match) and matches(pattern, n)]
         if not named:
             raise BadPlan(
-                f"family {family.name}: exception {pattern!r} keeps nothing that the family matches"
+                f"family {family.name}: exception {pattern!r} keeps nothing that the family matches",
+                f"families.{index}.keep.{j}",
             )
     if not any(entry.family == family.name for entry in entries.values()):
-        raise BadPlan(f"family {family.name}: everything that it matches is sensitive and stays wide")
+        message = f"family {family.name}: everything that it matches is sensitive and stays wide"
+        raise BadPlan(message, f"families.{index}.match")
+
+
+def _check_target(index: int, pattern: str, entries: Mapping[str, PlanEntry]) -> None:
+    named = [name for name in entries if matches(pattern, name)]
+    key = f"adapter.targets.{index}"
+    if not named:
+        raise BadPlan(f"adapter: target {pattern!r} matches no tensor of the model", key)
+    for name in named:
+        if sensitive(name) or len(entries[name].shape) != 2 or not name.endswith(".weight"):
+            raise BadPlan(f"adapter: target {pattern!r} matches {name}, which is no linear weight", key)
 
 
 def _outer(name: str, family: Family) -> str:
@@ -153,18 +185,37 @@ def _outer(name: str, family: Family) -> str:
 
 
 def _check_partners(families: tuple[Family, ...], entries: Mapping[str, PlanEntry]) -> None:
-    """Tensors under one outer scale come whole: a lone gate would be scaled as no kernel fuses it."""
-    sizes = {len(group) for family in families for group in family.fuse}
-    if not sizes:
-        return
-    members: dict[str, list[str]] = {}
-    for entry in entries.values():
-        if entry.outer:
-            members.setdefault(entry.outer, []).append(entry.name)
-    for outer, names in members.items():
-        wanted = outer.rsplit(".", 1)[-1].split("+")
-        if len(names) != len(wanted):
+    """Tensors under one outer scale come whole, and what an engine fuses is under one: it would read one for both."""
+    for i, family in enumerate(families):
+        low = [entry for entry in entries.values() if entry.family == family.name]
+        for entry in low:
+            if entry.outer:
+                _check_whole(entry, entries, f"families.{i}.fuse")
+        if family.weight.format == "nvfp4":
+            for group in FUSED:
+                _check_declared(group, low, f"families.{i}.fuse")
+
+
+def _check_whole(entry: PlanEntry, entries: Mapping[str, PlanEntry], key: str) -> None:
+    stem, _, group = entry.outer.rpartition(".")
+    for leaf in group.split("+"):
+        partner = entries.get(f"{stem}.{leaf}.weight")
+        if partner is not None and partner.outer != entry.outer:
             raise BadPlan(
-                f"tensor {names[0]} shares its outer scale with {' and '.join(wanted)}, and the plan has only "
-                f"{len(names)} of them"
+                f"tensor {entry.name} shares its outer scale with {partner.name}, which is {partner.reason}",
+                key,
+            )
+
+
+def _check_declared(group: tuple[str, ...], low: list[PlanEntry], key: str) -> None:
+    outers: dict[str, list[PlanEntry]] = {}
+    for entry in low:
+        stem, _, leaf = entry.name.removesuffix(".weight").rpartition(".")
+        if leaf in group:
+            outers.setdefault(stem, []).append(entry)
+    for found in outers.values():
+        if len(found) > 1 and (len({entry.outer for entry in found}) > 1 or not found[0].outer):
+            names = ", ".join(entry.name for entry in found)
+            raise BadPlan(
+                f"tensors {names} are multiplied as one and need one outer scale: fuse = [{list(group)}]", key
             )
