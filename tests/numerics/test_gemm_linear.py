@@ -13,7 +13,7 @@ from syncline.contract.precision import Gemm, Operand
 from syncline.contract.schemes import SCHEMES, Scheme
 from syncline.numerics.gemm import quantize_rows, quantize_stack
 from syncline.numerics.linear import Weight, grouped_linear
-from syncline.numerics.operands import Copies, GemmName, How, Meter, problem
+from syncline.numerics.operands import Copies, GemmName, How, Meter, Ran, problem
 from syncline.numerics.quantized import NotQuantizable, dequantize
 
 FORMATS = {
@@ -133,8 +133,10 @@ def test_wide_operands_are_torch_to_the_bit(experts: int, parts: int) -> None:
     for mine, theirs in zip(found.values(), (y, x.grad, w.grad), strict=True):
         assert theirs is not None
         assert torch.equal(mine, theirs)
-    assert {kernel for seen in world.meter.seen.values() for s in seen.values() for _, kernel in s} == {
-        "wide fp32"
+    ran = {ran for seen in world.meter.seen.values() for ran in seen["w"]}
+    assert ran == {
+        Ran(f"{a} original, {b} original", "wide fp32", "")
+        for a, b in (("X", "W"), ("G_Y", "W"), ("G_Y", "X"))
     }
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from syncline.contract.precision import Operand
 from syncline.contract.schemes import BLOCK, Scheme
 from syncline.numerics import gemm
-from syncline.numerics.operands import Copies, GemmName, How, Meter
+from syncline.numerics.operands import Copies, GemmName, How, Meter, Ran, described
 from syncline.numerics.quantized import Quantized, dequantize
 
 
@@ -94,10 +94,10 @@ def _fprop(x: Tensor, offsets: Tensor, weight: Weight, kept: list[Quantized] | N
         _saw_codes(weight, "fprop", said, operand, copies.codes(), _size(q))
         return gemm.from_codes(operand, copies.codes(), offsets, x.dtype)
     values = x if q is None else gemm.values(q, how.held)
-    weight.meter.saw(
-        "fprop", weight.name, said, _wide_name(x), _size(q) + (0 if q is None else _size(values))
-    )
     w = copies.original() if right == "original" else copies.reconstructed()
+    encoded = "" if right == "original" else described(copies.codes())
+    extra = _size(q) + (0 if q is None else _size(values))
+    weight.meter.saw("fprop", weight.name, Ran(said, _wide_name(x), encoded), extra)
     return gemm.wide(values, w, offsets, x.dtype)
 
 
@@ -118,16 +118,15 @@ def _dgrad(g: Tensor, offsets: Tensor, weight: Weight) -> Tensor:
         products = [gemm.from_codes(side, stack, offsets) for side, stack in zip(sides, stacks, strict=True)]
         return torch.stack(products).sum(0).to(g.dtype) if len(products) > 1 else products[0].to(g.dtype)
     values = g if q is None else dequantize(q, how.held).flatten(1)
-    weight.meter.saw(
-        "dgrad", weight.name, said, _wide_name(g), _size(q) + (0 if q is None else _size(values))
-    )
     match right:
         case "original":
-            w = copies.original()
+            w, encoded = copies.original(), ""
         case "reconstructed":
-            w = copies.reconstructed()
+            w, encoded = copies.reconstructed(), described(copies.codes())
         case _:
-            w = copies.requantised()
+            w, encoded = copies.requantised(), described(copies.transposed())
+    extra = _size(q) + (0 if q is None else _size(values))
+    weight.meter.saw("dgrad", weight.name, Ran(said, _wide_name(g), encoded), extra)
     return gemm.wide(values, w.transpose(-2, -1), offsets, g.dtype)
 
 
@@ -136,11 +135,12 @@ def _wgrad(g: Tensor, saved: Tensor | Quantized, offsets: Tensor, weight: Weight
     how = weight.how
     left, right = how.wgrad.left, how.wgrad.right
     said = f"{_said('G_Y', left, how.activation)}, {_said('X', right, how.activation)}"
+    encoded = described(saved) if isinstance(saved, Quantized) else ""
     if right == "reconstructed" and isinstance(saved, Quantized):
         saved = gemm.values(saved, how.held)
     if left == "original" and isinstance(saved, Tensor):
         extra = 0 if right == "original" else _size(saved)
-        weight.meter.saw("wgrad", weight.name, said, _wide_name(g), extra)
+        weight.meter.saw("wgrad", weight.name, Ran(said, "wide fp32", encoded), extra)
         return _outer_products(g, saved, offsets)
     size = saved.shape[-1] if isinstance(saved, Quantized) else _padded_rows(offsets, how.activation, g)
     g_ENT = _by_group(g, offsets, size)
@@ -155,9 +155,8 @@ def _wgrad(g: Tensor, saved: Tensor | Quantized, offsets: Tensor, weight: Weight
         return gemm.from_codes(rows, saved, ends).view(e, n, -1)
     left_ENT = g_ENT if q is None else dequantize(q, how.held)
     x_EKT = dequantize(saved, how.held) if isinstance(saved, Quantized) else _by_group(saved, offsets, size)
-    weight.meter.saw(
-        "wgrad", weight.name, said, _wide_name(g), _size(g_ENT) + _size(q) + _size(left_ENT) + _size(x_EKT)
-    )
+    extra = _size(g_ENT) + _size(q) + _size(left_ENT) + _size(x_EKT)
+    weight.meter.saw("wgrad", weight.name, Ran(said, "wide fp32", encoded), extra)
     return gemm.wide(left_ENT.flatten(0, 1), x_EKT, ends).view(e, n, -1)
 
 
@@ -257,4 +256,6 @@ def _saw_codes(
     weight: Weight, which: GemmName, said: str, left: Tensor | Quantized, right: Quantized, extra: int
 ) -> None:
     kernel = gemm.kernel_of(left, right)
-    weight.meter.saw(which, weight.name, said, kernel, extra + gemm.workspace(left, right))
+    weight.meter.saw(
+        which, weight.name, Ran(said, kernel, described(right)), extra + gemm.workspace(left, right)
+    )

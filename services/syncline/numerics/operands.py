@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -121,10 +121,35 @@ class Copies:
         return out
 
 
+class Ran(NamedTuple):
+    """One GEMM as it was carried out.
+
+    operands   such as "X codes 1x128, W codes 128x128";  kernel  what multiplied
+    encoded    what its right operand (W, or X in WGrad) was stored in: `described`; empty: wide values
+    """
+
+    operands: str
+    kernel: str
+    encoded: str
+
+
+_ELEMENTS = {"fp8_block": "E4M3", "mxfp8": "E4M3", "int4": "INT4", "mxfp4": "E2M1", "nvfp4": "E2M1"}
+_SCALES = {torch.float32: "FP32", torch.uint8: "E8M0", torch.float8_e4m3fn: "E4M3"}
+
+
+def described(q: Quantized) -> str:
+    """Codes and scales in words, such as "E4M3, FP32 scale per 128x128"."""
+    scheme = q.scheme
+    text = f"{_ELEMENTS[scheme.format]}, {_SCALES[q.scale.dtype]} scale per {scheme.rows}x{scheme.columns}"
+    if q.outer is None:
+        return text
+    return f"{text}, FP32 outer scale per {'row' if scheme.outer == 'row' else 'tensor'}"
+
+
 class Meter:
     """What the GEMMs of several weights really did since `reset`.
 
-    seen        gemm -> weight's name -> (operands, kernel) pairs
+    seen        gemm -> weight's name -> what ran
     workspace   gemm -> bytes of the largest temporaries of one call
     saved       bytes of saved activations at their highest; a tensor that several weights save counts once
     """
@@ -134,14 +159,14 @@ class Meter:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.seen: dict[GemmName, dict[str, set[tuple[str, str]]]] = {"fprop": {}, "dgrad": {}, "wgrad": {}}
+        self.seen: dict[GemmName, dict[str, set[Ran]]] = {"fprop": {}, "dgrad": {}, "wgrad": {}}
         self.workspace: dict[GemmName, int] = {"fprop": 0, "dgrad": 0, "wgrad": 0}
         self.saved = 0
         self._held: dict[int, tuple[int, int]] = {}  # address -> (users, bytes)
 
-    def saw(self, which: GemmName, name: str, operands: str, kernel: str, workspace: int) -> None:
+    def saw(self, which: GemmName, name: str, ran: Ran, workspace: int) -> None:
         """One GEMM ran."""
-        self.seen[which].setdefault(name, set()).add((operands, kernel))
+        self.seen[which].setdefault(name, set()).add(ran)
         self.workspace[which] = max(self.workspace[which], workspace)
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
