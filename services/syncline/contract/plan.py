@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from syncline.contract.precision import Family, PrecisionContract
+from syncline.contract.precision import Adapter, Family, PrecisionContract
 from syncline.contract.schemes import BLOCK, Scheme
 
 SENSITIVE: tuple[tuple[str, str], ...] = (
@@ -71,16 +71,15 @@ def resolve(contract: PrecisionContract, shapes: Mapping[str, tuple[int, ...]]) 
     """The plan of `contract` for a model with checkpoint tensors `shapes` (name -> shape).
 
     Raises `BadPlan` for a pattern that matches nothing, a tensor that two families name, one that is no matrix, a
-    size that the block does not divide, an outer-scale partner that is missing or not declared, and an adapter's target
-    that is no linear weight.
+    size that the block does not divide, an outer-scale partner that is missing or not declared, and what
+    `adapter_targets` refuses.
     """
     entries = {name: _entry(name, tuple(shape), contract.families) for name, shape in shapes.items()}
     for i, family in enumerate(contract.families):
         _check_patterns(i, family, entries)
     _check_partners(contract.families, entries)
     if contract.adapter is not None:
-        for i, pattern in enumerate(contract.adapter.targets):
-            _check_target(i, pattern, entries)
+        adapter_targets(contract.adapter, shapes)
     return PrecisionPlan(contract=contract.digest(), entries=tuple(entries[name] for name in sorted(entries)))
 
 
@@ -165,14 +164,29 @@ def _check_patterns(index: int, family: Family, entries: Mapping[str, PlanEntry]
         raise BadPlan(message, f"families.{index}.match")
 
 
-def _check_target(index: int, pattern: str, entries: Mapping[str, PlanEntry]) -> None:
-    named = [name for name in entries if matches(pattern, name)]
-    key = f"adapter.targets.{index}"
-    if not named:
-        raise BadPlan(f"adapter: target {pattern!r} matches no tensor of the model", key)
-    for name in named:
-        if sensitive(name) or len(entries[name].shape) != 2 or not name.endswith(".weight"):
-            raise BadPlan(f"adapter: target {pattern!r} matches {name}, which is no linear weight", key)
+def adapter_targets(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Names of the weights among `shapes` (of the base) that get an adapter, sorted.
+
+    Raises `BadPlan` for a pattern that matches nothing or something else than linear weights, and a rank that a
+    matrix cannot have.
+    """
+    found: set[str] = set()
+    for i, pattern in enumerate(adapter.targets):
+        key = f"adapter.targets.{i}"
+        named = sorted(name for name in shapes if matches(pattern, name))
+        if not named:
+            raise BadPlan(f"adapter: target {pattern!r} matches no tensor of the model", key)
+        for name in named:
+            if sensitive(name) or len(shapes[name]) != 2 or not name.endswith(".weight"):
+                raise BadPlan(f"adapter: target {pattern!r} matches {name}, which is no linear weight", key)
+            if adapter.rank > min(shapes[name]):
+                raise BadPlan(
+                    f"adapter: rank {adapter.rank} is more than {name} of shape {list(shapes[name])} can have: "
+                    f"{min(shapes[name])}",
+                    "adapter.rank",
+                )
+        found.update(named)
+    return tuple(sorted(found))
 
 
 def _outer(name: str, family: Family) -> str:
