@@ -91,6 +91,17 @@ def test_a_record_that_stands_right_is_not_called_shifted(seed: int, noise: floa
     assert not RouteCounts.of(free, torch.where(noisy[:, None, None], other, free)).shifted
 
 
+@pytest.mark.parametrize("by", [1, -1])
+def test_routes_that_fit_nowhere_are_not_called_shifted_for_fitting_better_there(by: int) -> None:
+    """Below chance where they stand, at two fifths one token off: a policy that has moved far."""
+    free = routes(400, 2, 2, 8, 0)
+    off = free.roll(by, 0)
+    moved = torch.arange(400) % 5 < 2
+    recorded = torch.where(moved[:, None, None], off, (free + 1) % 8)
+    assert not RouteCounts.of(free, recorded).shifted
+    assert RouteCounts.of(free, off).shifted
+
+
 def test_one_token_repeated_fits_everywhere_and_is_not_called_shifted() -> None:
     same = routes(1, 4, 2, 8, 0).repeat(100, 1, 1)
     assert not RouteCounts.of(same, same).shifted

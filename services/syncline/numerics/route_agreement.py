@@ -45,15 +45,17 @@ class RouteCounts:
 
     equal   [L] tokens whose set of ids is equal in the layer
     first   [L] tokens that diverge in this layer for the first time
-    late    (token, layer) cells that would be mended, and broken, if the record stood one token earlier
+    pairs   (token, layer) cells whose neighbouring token has a record too
+    late    cells that would be mended, broken, and kept alike, if the record stood one token earlier
     early   the same if it stood one token later
     """
 
     tokens: int
     equal: tuple[int, ...]
     first: tuple[int, ...]
-    late: tuple[int, int] = (0, 0)
-    early: tuple[int, int] = (0, 0)
+    pairs: int = 0
+    late: tuple[int, ...] = (0, 0, 0)
+    early: tuple[int, ...] = (0, 0, 0)
 
     @classmethod
     def of(cls, free_NLK: Tensor, recorded_NLK: Tensor) -> Self:
@@ -72,13 +74,14 @@ class RouteCounts:
         broken_BTL = (~same_BTL).cumsum(dim=2)
         first_BTL = ~same_BTL & (broken_BTL == 1)
         pairs_BT1 = real_BT1[:, 1:]  # neighbours, both of them real
-        late_B2 = _moved(same_BTL[:, :-1], free_BTLK[:, :-1], recorded_BTLK[:, 1:], pairs_BT1)
-        early_B2 = _moved(same_BTL[:, 1:], free_BTLK[:, 1:], recorded_BTLK[:, :-1], pairs_BT1)
-        parts = ((same_BTL & real_BT1).sum(1), (first_BTL & real_BT1).sum(1), late_B2, early_B2)
+        late_B3 = _moved(same_BTL[:, :-1], free_BTLK[:, :-1], recorded_BTLK[:, 1:], pairs_BT1)
+        early_B3 = _moved(same_BTL[:, 1:], free_BTLK[:, 1:], recorded_BTLK[:, :-1], pairs_BT1)
+        pairs_B = pairs_BT1.sum((1, 2)) * layers
+        parts = ((same_BTL & real_BT1).sum(1), (first_BTL & real_BT1).sum(1), pairs_B, late_B3, early_B3)
         lists = zip(lengths_B.tolist(), *(part.tolist() for part in parts), strict=True)
         return [
-            cls(n, tuple(equal), tuple(first), tuple(late), tuple(early))
-            for n, equal, first, late, early in lists
+            cls(tokens, tuple(equal), tuple(first), pairs, tuple(late), tuple(early))
+            for tokens, equal, first, pairs, late, early in lists
         ]
 
     def __add__(self, other: RouteCounts) -> RouteCounts:
@@ -87,10 +90,11 @@ class RouteCounts:
             raise ValueError(f"counts of {len(self.equal)} and of {len(other.equal)} routing layers")
         return RouteCounts(
             self.tokens + other.tokens,
-            tuple(a + b for a, b in zip(self.equal, other.equal, strict=True)),
-            tuple(a + b for a, b in zip(self.first, other.first, strict=True)),
-            (self.late[0] + other.late[0], self.late[1] + other.late[1]),
-            (self.early[0] + other.early[0], self.early[1] + other.early[1]),
+            _sum(self.equal, other.equal),
+            _sum(self.first, other.first),
+            self.pairs + other.pairs,
+            _sum(self.late, other.late),
+            _sum(self.early, other.early),
         )
 
     @property
@@ -100,19 +104,23 @@ class RouteCounts:
 
     @property
     def shifted(self) -> bool:
-        """Whether the record fits far better one token off than where it stands.
+        """Whether the record fits one token off, and far better there than where it stands.
 
-        A sign test over the cells on which the two placements disagree, which takes them as independent. A record
-        that fits at all stays far below; one that fits nowhere reaches it by chance once in some ten thousand times.
+        "Fits": in more than half of the cells. "Far better": by a sign test over the cells on which the two
+        placements disagree. Routes that the trainer has left behind by large steps fit nowhere, and are not shifted.
         """
         return any(
-            mended - broken > _SIGMAS * math.sqrt(mended + broken)
-            for mended, broken in (self.late, self.early)
+            mended + kept > self.pairs / 2 and mended - broken > _SIGMAS * math.sqrt(mended + broken)
+            for mended, broken, kept in (self.late, self.early)
         )
 
 
+def _sum(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip(left, right, strict=True))
+
+
 def _moved(straight_BTL: Tensor, free_BTLK: Tensor, recorded_BTLK: Tensor, real_BT1: Tensor) -> Tensor:
-    """Real cells that the shift mends and that it breaks, per row, int64 [B, 2]."""
+    """Real cells that the shift mends, breaks and keeps alike, per row, int64 [B, 3]."""
     shifted = same_sets(free_BTLK.flatten(0, 1), recorded_BTLK.flatten(0, 1)).reshape(straight_BTL.shape)
-    mended, broken = shifted & ~straight_BTL & real_BT1, straight_BTL & ~shifted & real_BT1
-    return torch.stack([mended.sum((1, 2)), broken.sum((1, 2))], dim=1)
+    parts = (shifted & ~straight_BTL, straight_BTL & ~shifted, shifted & straight_BTL)
+    return torch.stack([(part & real_BT1).sum((1, 2)) for part in parts], dim=1)
