@@ -17,10 +17,9 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from syncline.lab.cell import Cell, Order, Point, finished
 from syncline.lab.figure import page
 from syncline.lab.findings import Study, findings, table
-from syncline.lab.measure import Gap
+from syncline.lab.records import Cell, Gap, Order, Point, finished
 
 SYNCLINE = Path(sys.executable).with_name("syncline")
 FEW = ("--groups", "2", "--variants", "unquantised", "--jobs", "1")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from syncline.lab.cell import Cell, Point
+from syncline.lab.records import Cell, Point
 
 LAST = 20
 """Updates at the end that the reward is averaged over, and the distance to the initial policy."""

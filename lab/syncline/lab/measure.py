@@ -5,26 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from syncline.contract.token_path import Trajectory
+from syncline.lab.records import Gap
 from syncline.numerics.mismatch import kl_estimates, split, tail
-
-
-class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """|log-prob difference| over tokens, and the divergence that the same pairs estimate.
-
-    exact   share of tokens whose two log-probs are the same FP32 number
-    kl      k3 estimate of KL(rollout, trainer): the tokens are the rollout's, so this way round it is unbiased
-    """
-
-    tokens: int
-    mean: float
-    median: float
-    p99: float
-    max: float
-    exact: float
-    kl: float
 
 
 def behaviour(records: Sequence[Trajectory]) -> list[array[float]]:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from syncline.lab.cell import Cell, Order, finished
 from syncline.lab.figure import page
 from syncline.lab.findings import NAMES, Study, findings, table
+from syncline.lab.records import Cell, Order, finished
 from syncline.runtime.durable import write_whole
 
 FORMATS = {
