@@ -124,10 +124,11 @@ class Control:
                 self._published(minted, manifest, complete=False)
 
     def retire(self) -> None:
-        """Delete versions beyond retention that nobody serves or stages, and blobs that no manifest names."""
+        """Delete versions beyond retention that nobody serves, stages or builds on, and blobs of no manifest."""
         store = self._publisher.store
         manifests = store.manifests()
-        keep = set(manifests[-self._spec.retention.versions :]) | held(self.state)
+        bases = {minted.base for _, minted in self._entries.values() if minted.base is not None}
+        keep = set(manifests[-self._spec.retention.versions :]) | held(self.state) | bases
         if keep == self._kept:
             return
         if self._kept is None:

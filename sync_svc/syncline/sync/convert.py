@@ -48,8 +48,13 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     held: Held
 
 
-def convert(export: Export, contract: PrecisionContract, store: BlobStore) -> Converted:
-    """Convert every tensor of `export` into `store`.
+def convert(
+    export: Export,
+    contract: PrecisionContract,
+    store: BlobStore,
+    tensors: Mapping[str, RawTensor] | None = None,
+) -> Converted:
+    """Convert every tensor of `export` into `store`, or those `tensors` of it that are the contract's to plan.
 
     Under the route `bf16_bridge` low-bit tensors travel as BF16, and the engine quantises them as it loads.
     Repeating it, after a crash too, gives the same entries. Raises `BadExport` (also for a contract that does not fit
@@ -57,7 +62,7 @@ def convert(export: Export, contract: PrecisionContract, store: BlobStore) -> Co
     """
     if contract.rollout.wide == "fp32":
         raise BadExport("a rollout of FP32 values is not offered")
-    tensors = {tensor.name: tensor for tensor in export.tensors()}
+    tensors = {t.name: t for t in export.tensors()} if tensors is None else dict(tensors)
     ties = _tied(export.config(), tensors)
     for absent, _ in ties:
         tensors.pop(absent, None)
@@ -67,7 +72,7 @@ def convert(export: Export, contract: PrecisionContract, store: BlobStore) -> Co
         raise BadExport(str(error)) from None
     bridge = contract.convert.route == "bf16_bridge"
     low = () if bridge else plan.low_bit()
-    written = [_wide(tensors[e.name], store) for e in plan.entries if bridge or e.weight is None]
+    written = [wide(tensors[e.name], store) for e in plan.entries if bridge or e.weight is None]
     if low:
         written.extend(_low_bit(low, tensors, store))
     return Converted(
@@ -82,7 +87,8 @@ def convert(export: Export, contract: PrecisionContract, store: BlobStore) -> Co
     )
 
 
-def _wide(tensor: RawTensor, store: BlobStore) -> Written:
+def wide(tensor: RawTensor, store: BlobStore) -> Written:
+    """`tensor` in the store as `bf16` makes it. Raises `NonFinite`, `BadExport`."""
     dtype, data = bf16(tensor)
     digest, new = store.add(data.data)
     entry = TensorEntry(name=tensor.name, dtype=dtype, shape=tensor.shape, nbytes=data.nbytes, digest=digest)

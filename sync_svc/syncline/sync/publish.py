@@ -13,6 +13,7 @@ from syncline.contract.precision import PrecisionContract
 from syncline.contract.version_path import (
     CONVERTED,
     PUBLISHED,
+    BadManifest,
     Minted,
     VersionManifest,
     VersionRecord,
@@ -22,7 +23,7 @@ from syncline.contract.version_path import (
 from syncline.runtime.durable import write_whole
 from syncline.runtime.store import BlobStore, ManifestConflict, MissingManifest
 from syncline.runtime.tracing import hop
-from syncline.sync.convert import convert
+from syncline.sync.adapter import Base, base_of, convert_version
 from syncline.sync.export import BadExport, Export, NonFinite
 from syncline.sync.manifest import build
 
@@ -65,7 +66,7 @@ class Publisher:
         try:
             with self.store.hold():
                 return self._publish(minted, record)
-        except (BadExport, NonFinite, ManifestConflict, OSError) as error:
+        except (BadExport, BadManifest, NonFinite, ManifestConflict, OSError) as error:
             raise Unpublishable(str(error)) from error
 
     def _publish(self, minted: Minted, record: VersionRecord) -> VersionManifest:
@@ -73,7 +74,7 @@ class Publisher:
         with hop(CONVERTED, parent=minted.traceparent, job=job, version=version) as opened_hop:
             export = Export(self.export_of(minted), minted.files)
             try:
-                done = convert(export, self.contract, self.store)
+                done = convert_version(export, self.contract, self.store, self._base(minted))
             finally:
                 export.close()
             opened_hop.set(
@@ -94,6 +95,19 @@ class Publisher:
         with hop(PUBLISHED, parent=minted.traceparent, job=job, version=version, digest=manifest.digest()):
             self.store.write_manifest(sign(manifest, self._key))
         return manifest
+
+    def _base(self, minted: Minted) -> Base | None:
+        """What `minted` stands on, if its export is the adapter alone. Raises `BadExport`, `BadManifest`."""
+        if minted.base is None:
+            return None
+        try:
+            manifest = opened(self.store.read_manifest(minted.base), self._key)
+            plan = msgspec.json.decode((self._run / PLAN_FILE).read_bytes(), type=PrecisionPlan)
+        except MissingManifest:
+            raise BadExport(f"version {minted.version}: its base {minted.base} was never published") from None
+        except (FileNotFoundError, msgspec.MsgspecError) as error:
+            raise BadExport(f"version {minted.version}: {PLAN_FILE}: {error}") from None
+        return base_of(manifest, plan, minted)
 
     def _write_plan(self, plan: PrecisionPlan) -> None:
         """Write the resolved plan for people and the gateway, once per job: it depends on names and shapes alone.
