@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,10 +11,11 @@ import pytest
 
 from syncline.contract.job import JobSpec
 from syncline.contract.job_rules import problems
-from syncline.contract.precision import Hardware
+from syncline.contract.precision import Gemm, Hardware
 from syncline.contract.recipes import RECIPES
 from syncline.contract.schemes import SCHEMES
 from syncline.contract.support import decide, lookup
+from syncline.contract.support_page import page
 from syncline.contract.support_rules import (
     FORMATS,
     FRAMEWORKS,
@@ -118,3 +120,19 @@ def test_a_job_may_refuse_emulation() -> None:
     assert problems(spec({"recipe": "unified_fp8", "emulation": False}, hardware="hopper")) == []
     found = problems(spec({"recipe": "mxfp8", "emulation": False}, hardware="hopper"))
     assert [p.path for p in found] == ["precision.emulation"]
+
+
+def test_the_page_is_up_to_date() -> None:
+    written = (Path(__file__).resolve().parents[2] / "docs" / "support-matrix.md").read_text()
+    assert written == page(), "run python -m syncline.contract.support_page"
+
+
+def test_weight_only_nvfp4_experts_are_emulated_by_marlin() -> None:
+    recipe = RECIPES["nvfp4_selective"]
+    family = msgspec.structs.replace(recipe.families[0], activation=None)
+    rollout = msgspec.structs.replace(recipe.rollout, kernel="dequantised")
+    wide = msgspec.structs.replace(recipe.trainer, fprop=Gemm(), dgrad=Gemm(), wgrad=Gemm())
+    contract = msgspec.structs.replace(recipe, families=(family,), rollout=rollout, trainer=wide)
+    found = decide(contract, "hopper", *PAIR, model="moe")
+    assert found.emulations == ("Marlin: FP4 expert weights decoded into BF16 GEMMs",)
+    assert decide(contract, "hopper", *PAIR, model="dense").kind == "refused"
