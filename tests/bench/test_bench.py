@@ -22,6 +22,9 @@ MUST = {  # what later work compares: part, figure
     ("engine", "tokens per CPU second, engine over continuous"),
     ("stream", "CPU per trajectory, publish + consume over floor"),
     ("stream", "CPU per trajectory, whole way over floor"),
+    ("quantizers", "copy"),
+    ("quantizers", "quantize"),
+    ("quantizers", "dequantize"),
     ("run", "tokens per second, all workers"),
     ("run", "step"),
     ("run", "sync pause, mean"),
@@ -94,4 +97,9 @@ def test_the_parts_of_the_hand_over_make_the_whole(made: dict[str, Any]) -> None
         assert sum(parts) == pytest.approx(1.0, abs=1e-6), case
 
 
-BENCH_FILES = {"engine": "engine.py", "stream": "stream_cost.py", "run": "run_figures.py"}
+BENCH_FILES = {
+    "engine": "engine.py",
+    "stream": "stream_cost.py",
+    "quantizers": "quantizers.py",
+    "run": "run_figures.py",
+}
