@@ -29,7 +29,8 @@ class CannotTrain(ValueError):
 class LowBit:
     """One parameter in memory whose checkpoint tensors belong to a family.
 
-    owner    name in `model.state_dict()`;  names  checkpoint names, E x P of them in memory order
+    owner   name in `model.state_dict()`;  names  checkpoint names, E x P of them in memory order
+    shape   [E, P, N, K]: the parameter as its checkpoint tensors
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class LowBit:
         self.names = tuple(entry.name for entry in entries)
         self.outers = tuple(entry.outer for entry in entries)
         self._module, self._attribute = module, owner.rpartition(".")[2]
-        self._shape = (len(entries) // parts, parts, *entries[0].shape)
+        self.shape = (len(entries) // parts, parts, *entries[0].shape)
         self._partners: list[LowBit] = [self]
         self._members: Tensor | None = None  # [E x P, most members]: whose maxima share an outer scale
         self._made: tuple[object, Copies] | None = None
@@ -51,7 +52,7 @@ class LowBit:
 
     def windows(self) -> Tensor:
         """The checkpoint tensors as a view into the parameter: [E, P, N, K], without gradient."""
-        return self.parameter.detach().view(self._shape)
+        return self.parameter.detach().view(self.shape)
 
     def share(self, partners: Sequence[LowBit]) -> None:
         """Take outer scales with `partners` (itself among them) wherever their ids are equal."""
@@ -86,7 +87,7 @@ class LowBit:
             return None
         amax = torch.cat([p.windows().abs().amax((-2, -1)).flatten() for p in self._partners])
         shared = amax[self._members.to(amax.device)].amax(1)
-        return nvfp4.outer_scale(shared.view(*self._shape[:2], 1, 1), scheme)
+        return nvfp4.outer_scale(shared.view(*self.shape[:2], 1, 1), scheme)
 
 
 def _label(names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ then turns out to be a strided window of one tensor in memory, read (export) and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import msgspec
 import torch
@@ -162,9 +162,12 @@ def check_names(plan: StatePlan, shapes: Mapping[str, tuple[int, ...]]) -> None:
             raise ValueError(f"tensor {name} has shape {list(shape)}, the model {list(tied[name])}")
 
 
-def round_to_bf16(model: nn.Module) -> None:
-    """Round each floating tensor of `model` to the nearest BF16 value in place; dtypes stay as they are."""
+def round_to_bf16(model: nn.Module, keep: Container[str] = ()) -> None:
+    """Round each floating tensor of `model` to the nearest BF16 value in place; dtypes stay as they are.
+
+    keep   names in `model.state_dict()` that stay as they are
+    """
     with torch.no_grad():
-        for tensor in model.state_dict().values():
-            if tensor.is_floating_point():
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point() and name not in keep:
                 tensor.copy_(tensor.to(torch.bfloat16))

@@ -16,6 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from syncline.contract.job import JobSpec
+from syncline.contract.precision_trace import ComponentTrace
 from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.routes import RecordedRoutes
 from syncline.trainer.loss import Tally
@@ -67,6 +68,7 @@ class StepResult:
     skipped     the weights and the optimizer are as they were
     routes      how the routes that the router would choose freely agree with the recorded ones, over all tokens
                 that were fed; None: no sample has a record
+    trace       fprop, dgrad, wgrad and optimizer as this very step carried them out; empty: nothing was in the loss
     """
 
     logprobs: tuple[array[float], ...]
@@ -77,6 +79,7 @@ class StepResult:
     non_finite: tuple[str, ...]
     skipped: bool
     routes: RouteCounts | None = None
+    trace: tuple[ComponentTrace, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class TrainerEngine(Protocol):
     def score(self, samples: Sequence[Sample], as_rollout: bool = False) -> list[array[float]]:
         """Log-probs [S] of each sample's sampled tokens under the present weights, at its temperature.
 
-        as_rollout   under the weights as rollout will hold them: rounded to the contract's rollout dtype
+        as_rollout   under the weights as rollout will hold them, low-bit ones as codes, and with rollout's GEMMs
 
         A job with `trainer.router_replay` replays the samples' routes, unless `as_rollout`: those scores prove
         weights, so the router chooses freely. Raises `CannotReplay` naming a sample whose record is missing or wrong.

@@ -95,6 +95,7 @@ def metrics_of(
         skipped=result.skipped,
         clamped=int(tally.clamped),
         outside=int(tally.outside),
+        trace=result.trace,
         **_routes(result),
         at=at,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,16 +23,21 @@ from syncline.runtime.durable import sync_file, sync_folder
 
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+Gathered = Callable[[str, Tensor], Tensor]
 
 
 class Live:
     """A model under training. Parameter names are the model's own; tied parameters appear once.
 
-    rounded   the model holds BF16 values of the masters; otherwise it holds the masters themselves
+    rounded    the model holds BF16 values of the masters; otherwise it holds the masters themselves
+    gathered   (name, master) -> what reaches the model of it before it is rounded
     """
 
-    def __init__(self, loaded: LoadedModel, optimizer: OptimizerSpec, rounded: bool) -> None:
+    def __init__(
+        self, loaded: LoadedModel, optimizer: OptimizerSpec, rounded: bool, gathered: Gathered | None = None
+    ) -> None:
         self.loaded = loaded
+        self._gathered = gathered
         self._spec = optimizer
         self._rounded = rounded
         self._model = dict(loaded.model.named_parameters())
@@ -41,6 +46,8 @@ class Live:
         }
         if rounded:
             round_to_bf16(loaded.model)
+        if gathered is not None:
+            self._round()
         self.optimizer = _optimizer(list(self.masters.values()), optimizer)
 
     # ---- one step ---------------------------------------------------------------------------------------
@@ -74,17 +81,20 @@ class Live:
         if self._rounded:
             with torch.no_grad():
                 for name, p in self._model.items():
-                    p.copy_(self.masters[name].to(torch.bfloat16))
+                    value = self.masters[name]
+                    p.copy_(
+                        (value if self._gathered is None else self._gathered(name, value)).to(torch.bfloat16)
+                    )
 
     @contextmanager
-    def rounded_for_rollout(self) -> Iterator[None]:
-        """The model holds BF16 values inside, and exactly what it held before afterwards."""
+    def rounded_for_rollout(self, keep: Container[str] = ()) -> Iterator[None]:
+        """The model holds BF16 values inside, except in tensors `keep`, and afterwards exactly what it held before."""
         if self._rounded:
             yield
             return
         kept = {name: p.detach().clone() for name, p in self._model.items()}
         buffers = {name: b.clone() for name, b in self._buffers().items()}
-        round_to_bf16(self.loaded.model)
+        round_to_bf16(self.loaded.model, keep)
         try:
             yield
         finally:

@@ -15,13 +15,13 @@ import shutil
 from array import array
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from syncline.contract.job import JobSpec
+from syncline.numerics.quantized import NotQuantizable
 from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.model import LoadedModel, load_model, model_folder, round_to_bf16
 from syncline.trainer.corrections import Correction
@@ -29,6 +29,8 @@ from syncline.trainer.engine import Description, EngineAsleep, NonFiniteWeights,
 from syncline.trainer.engines import state
 from syncline.trainer.engines.forward import Rows, fed, rows_of, sampled_logprobs
 from syncline.trainer.engines.free_routes import free_routes
+from syncline.trainer.engines.parts import Part, split, unreadable
+from syncline.trainer.engines.precision import Numerics, check_contract
 from syncline.trainer.engines.replay import Routes, total
 from syncline.trainer.loss import LossInputs, LossSettings, Normaliser, Tally, policy_loss
 from syncline.trainer.pack import micro_batches
@@ -54,32 +56,20 @@ def loss_settings(spec: JobSpec) -> LossSettings:
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one micro-batch gave; lists hold one entry per sample."""
-
-    loss: float
-    tally: Tally
-    non_finite: list[str]
-    logprobs: list[array[float]]
-    weights: list[array[float]]
-    routes: list[RouteCounts | None]
-
-
 class TorchEngine:
     """`engine.TrainerEngine` over one `transformers` model. `scratch` takes the state while it sleeps."""
 
     def __init__(self, spec: JobSpec, models: Path, scratch: Path, device: str = "cpu") -> None:
         self._spec = spec
         self._contract = spec.contract()
-        if self._contract.compute != "fp32":
-            raise ValueError(f"precision.recipe {spec.precision.recipe!r}: the torch engine computes in fp32")
+        check_contract(self._contract)
         self._models = models
         self._scratch = scratch
         self._device = torch.device(device)
         self._loss = loss_settings(spec)
         self._live: state.Live | None = None
         self._routes: Routes | None = None
+        self._numerics: Numerics | None = None
         self._slept = False
         self._reference: LoadedModel | None = None
         self._description: Description | None = None
@@ -88,9 +78,10 @@ class TorchEngine:
     # ---- memory -----------------------------------------------------------------------------------------
     @property
     def memory(self) -> int:
-        copies = (
-            5 if self._contract.trainer.parameters == "bf16" else 4
-        )  # masters, two moments, gradients, the model
+        # masters, two moments, gradients, the model; of low-bit weights codes, and values that they stand for
+        copies = (5 if self._contract.trainer.parameters == "bf16" else 4) + (
+            2 if self._contract.families else 0
+        )
         reference = 1 if self._loss.kl > 0 else 0
         return 4 * self._parameters * (copies + reference) + 3 * _LOGITS_BYTES // 4
 
@@ -106,15 +97,18 @@ class TorchEngine:
     def wake(self) -> None:
         if self._live is not None:
             return
-        live = state.Live(self._load(), self._spec.optimizer, self._contract.trainer.parameters == "bf16")
+        loaded, rounded = self._load(), self._contract.trainer.parameters == "bf16"
+        numerics = Numerics(loaded, self._contract)
+        live = state.Live(loaded, self._spec.optimizer, rounded, numerics.gathers)
         if self._slept:
             live.read(self._scratch)
         else:
             shutil.rmtree(self._scratch, ignore_errors=True)  # a dead process's sleep is no checkpoint
         if self._loss.kl > 0:
             self._reference = self._load()
-            if self._contract.trainer.parameters == "bf16":
+            if rounded:
                 round_to_bf16(self._reference.model)
+        self._numerics = numerics
         self._routes = Routes(live.loaded.model, self._spec.trainer.router_replay)
         self._live = live
         self._description = Description(
@@ -132,7 +126,7 @@ class TorchEngine:
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._live.write(self._scratch, durable=False)
         self._slept = True
-        self._live = self._reference = self._routes = None
+        self._live = self._reference = self._routes = self._numerics = None
         state.return_memory()
 
     def _load(self) -> LoadedModel:
@@ -145,6 +139,11 @@ class TorchEngine:
             raise EngineAsleep("the engine is asleep: wake it first")
         return self._live
 
+    def _need_numerics(self) -> Numerics:
+        if self._numerics is None:
+            raise EngineAsleep("the engine is asleep: wake it first")
+        return self._numerics
+
     def _need_routes(self) -> Routes:
         if self._routes is None:
             raise EngineAsleep("the engine is asleep: wake it first")
@@ -154,14 +153,14 @@ class TorchEngine:
     def score(self, samples: Sequence[Sample], as_rollout: bool = False) -> list[array[float]]:
         live = self._need()
         out: list[array[float]] = [array("f")] * len(samples)
-        with torch.no_grad(), live.rounded_for_rollout() if as_rollout else nullcontext():
+        with torch.no_grad(), self._need_numerics().as_rollout(live) if as_rollout else nullcontext():
             for indices in self._plan(samples):
                 part_samples = [samples[i] for i in indices]
                 rows = rows_of(part_samples, self._device)
                 routed = self._need_routes().around(part_samples, rows.ids_BT.shape[1])
                 with nullcontext() if as_rollout else routed:
                     logprobs_N, _ = sampled_logprobs(live.loaded.model, rows, False)
-                for i, part in zip(indices, _split(logprobs_N, rows.lengths_B), strict=True):
+                for i, part in zip(indices, split(logprobs_N, rows.lengths_B), strict=True):
                     out[i] = part
         return out
 
@@ -176,8 +175,9 @@ class TorchEngine:
 
     # ---- the update -------------------------------------------------------------------------------------
     def step(self, samples: Sequence[Sample], update: int) -> StepResult:
-        live = self._need()
+        live, numerics = self._need(), self._need_numerics()
         live.loaded.model.zero_grad(set_to_none=True)
+        numerics.begin()
         logprobs: list[array[float]] = [array("f")] * len(samples)
         weights: list[array[float]] = [array("f")] * len(samples)
         normaliser = Normaliser.over(self._spec.loss.normaliser, [sum(s.loss_mask) for s in samples])
@@ -196,6 +196,7 @@ class TorchEngine:
         if normaliser.tokens == 0:
             return StepResult(tuple(logprobs), tuple(weights), None, None, tally, tuple(bad), True, counts)
         bad += live.non_finite_gradients()
+        trace = numerics.gemms(live, whole=not bad)
         norm: float | None = None
         if not bad:
             norm = live.apply(update)
@@ -204,17 +205,28 @@ class TorchEngine:
                 raise NonFiniteWeights(f"update {update} left {', '.join(broken)} non-finite")
         live.loaded.model.zero_grad(set_to_none=True)
         return StepResult(
-            tuple(logprobs), tuple(weights), loss, norm, tally, tuple(sorted(set(bad))), bool(bad), counts
+            logprobs=tuple(logprobs),
+            weights=tuple(weights),
+            loss=loss,
+            grad_norm=norm,
+            tally=tally,
+            non_finite=tuple(sorted(set(bad))),
+            skipped=bool(bad),
+            routes=counts,
+            trace=(*trace, numerics.optimizer(live, stepped=not bad)),
         )
 
-    def _micro(self, live: state.Live, samples: Sequence[Sample], normaliser: Normaliser) -> _Part:
+    def _micro(self, live: state.Live, samples: Sequence[Sample], normaliser: Normaliser) -> Part:
         """Forward, loss and backward of one micro-batch; gradients add up in the model."""
         rows = rows_of(samples, self._device)
-        with self._need_routes().around(samples, rows.ids_BT.shape[1]) as routes:
-            logprobs_N, entropy_N = sampled_logprobs(live.loaded.model, rows, self._loss.entropy > 0)
+        try:
+            with self._need_routes().around(samples, rows.ids_BT.shape[1]) as routes:
+                logprobs_N, entropy_N = sampled_logprobs(live.loaded.model, rows, self._loss.entropy > 0)
+        except NotQuantizable as error:
+            return unreadable(samples, str(error))
         in_loss_N = torch.tensor(list(b"".join(s.loss_mask for s in samples)), device=self._device).bool()
         inputs = self._inputs(rows, samples, logprobs_N, entropy_N, in_loss_N)
-        parts = _split(logprobs_N.detach(), rows.lengths_B)
+        parts = split(logprobs_N.detach(), rows.lengths_B)
         bad = [
             f"logprobs of {s.trajectory}"
             for s, part in zip(samples, parts, strict=True)
@@ -222,15 +234,18 @@ class TorchEngine:
         ]
         weights_N = torch.zeros_like(logprobs_N).masked_fill(in_loss_N, 1.0).detach()
         if normaliser.tokens == 0:
-            return _Part(0.0, Tally(), bad, parts, _split(weights_N, rows.lengths_B), routes)
+            return Part(0.0, Tally(), bad, parts, split(weights_N, rows.lengths_B), routes)
         outcome = policy_loss(inputs, self._loss, normaliser)
         if not bool(outcome.loss.isfinite()):
             bad.append("loss")
-        outcome.loss.backward()  # type: ignore[no-untyped-call]
+        try:
+            outcome.loss.backward()  # type: ignore[no-untyped-call]
+        except NotQuantizable as error:
+            bad.append(f"operand: {error}")
         if outcome.weights_N is not None:
             weights_N[in_loss_N] = outcome.weights_N
-        return _Part(
-            float(outcome.loss.detach()), outcome.tally, bad, parts, _split(weights_N, rows.lengths_B), routes
+        return Part(
+            float(outcome.loss.detach()), outcome.tally, bad, parts, split(weights_N, rows.lengths_B), routes
         )
 
     def _inputs(
@@ -267,12 +282,3 @@ class TorchEngine:
 
     def load(self, folder: Path) -> None:
         self._need().read(folder)
-
-
-def _split(values_N: Tensor, lengths_B: Tensor) -> list[array[float]]:
-    """One array('f') per row."""
-    values, out, edge = values_N.tolist(), [], 0
-    for length in lengths_B.tolist():
-        out.append(array("f", values[edge : edge + length]))
-        edge += length
-    return out
