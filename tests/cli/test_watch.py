@@ -128,6 +128,14 @@ def test_news_is_what_changed_and_not_each_figure() -> None:
     assert line(snapshot()) == line(snapshot(reward=0.9))
     assert line(snapshot()) != line(snapshot(update=13))
     assert line(snapshot()) != line(snapshot(mode="disjoint"))
+    assert line(snapshot()) != line(snapshot(alarm="update 4: mismatch: mean 1 against a baseline of 0.1"))
+
+
+def test_an_alarm_is_seen_at_a_glance_and_in_the_panel() -> None:
+    s = snapshot(alarm="update 4: mismatch: mean 1 against a baseline of 0.1")
+    assert "ALARM update 4: mismatch: mean 1" in full_line(s)
+    assert "alarm: update 4: mismatch: mean 1" in drawn(panel(s))
+    assert "larm" not in full_line(snapshot()) + drawn(panel(snapshot()))
 
 
 def test_a_job_that_redis_forgot_is_not_watched_for_ever() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from typing import Literal
 
+import msgspec
+
+from syncline.contract.diagnosis import Diagnostics, Tail
 from syncline.contract.events import LedgerSample, Phase, UpdateMetrics
 from syncline.contract.version_path import VersionId, VersionRecord, WorkerPath
 from syncline.gateway.evidence import Evidence, LedgerLine, SampleText, SegmentFacts
@@ -94,6 +97,35 @@ def version(number: int) -> VersionRecord:
     )
 
 
+def tail(mean: float, count: int = 30) -> Tail:
+    return Tail(count=count, mean=mean, median=mean / 2, p99=4 * mean, max=5 * mean, signed=0.0)
+
+
+def diagnosis(update: int, **changes: object) -> Diagnostics:
+    """Of an update whose probed tokens were all of lag 1."""
+    whole = Diagnostics(
+        update=update,
+        version=VersionId(0, update - 1),
+        contract="c" * 64,
+        trajectories=4,
+        tokens=30,
+        terms={"total": tail(0.02), "mismatch": tail(1e-3), "staleness": tail(0.02)},
+        unmeasured={
+            "kv_cache": "the contract's KV cache is wide: there is nothing to compare",
+            "noise_staleness": "no probed token was sampled under the version itself",
+            "noise_decode": "no probed token was sampled under the version itself",
+            "routes": "the model does not route",
+        },
+        kl={"k1": 1e-4, "k2": 1e-6, "k3": 1e-6},
+        clip_fraction=0.01,
+        effective_sample_size=0.98,
+        exact=0.5,
+        baseline=1e-3 if update > 5 else None,
+        at=BEGAN + 10 + update,
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
 def evidence(updates: int = 20, seed: int = 0) -> Evidence:
     """A job that succeeded: rewards rise from 0.1 to 0.9, a disjoint stretch in the middle third."""
     rng = random.Random(seed)
@@ -145,5 +177,6 @@ def evidence(updates: int = 20, seed: int = 0) -> Evidence:
             SegmentFacts(update=u, trajectories=tuple(ids[u - 1]), tokens=tuple(lengths[u - 1]))
             for u in range(1, updates + 1)
         ),
+        diagnostics=tuple(diagnosis(u) for u in range(1, updates + 1)),
         texts=(SampleText(update=1, trajectory=ids[0][0], prompt="copy: abc", text="abd <b>", reward=0.5),),
     )

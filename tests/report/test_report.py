@@ -65,6 +65,7 @@ def test_every_part_of_the_report_is_there() -> None:
         "Phases over time",
         "Versions over time",
         "Log-prob gap by update",
+        "Mismatch and staleness by update",
         "Trajectories in flight over time",
     }
 
@@ -96,9 +97,10 @@ def test_an_empty_job_renders() -> None:
         ledger=(),
         segments=(),
         texts=(),
+        diagnostics=(),
         counts={},
     )
-    assert parsed(render(nothing)).texts.count("No data yet.") == 6
+    assert parsed(render(nothing)).texts.count("No data yet.") == 7
 
 
 def test_a_worker_that_never_served_is_drawn_without_a_stretch() -> None:

@@ -27,6 +27,7 @@ KEYS = {
     "repeated": None,
     "versions": {"minted", "active"},
     "mismatch": None,
+    "diagnostics": {"updates", "terms", "unmeasured", "baseline", "alarms"},
     "seconds": {"setup", "training"},
     "lag_policy": {"policy", "waited_seconds", "expired_groups", "masked_tokens", "length", "length_bias"},
 }

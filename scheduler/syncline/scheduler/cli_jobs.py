@@ -121,6 +121,8 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
     say(f"updates   {view['update']} of {view['updates']}, reward {short(view['reward'])}")
     say(f"phase     {phase}")
     say("ledger    " + ", ".join(f"{ledger[key]} {key}" for key in _LEDGER if ledger[key]))
+    if view["alarm"]:
+        say(f"alarm     {view['alarm']}")
     for wait in view["waits"]:
         say(f"waits     {wait['owner']} for {wait['name']}: {wait['detail']}")
     for w in workers:

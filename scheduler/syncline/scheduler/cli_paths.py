@@ -96,7 +96,22 @@ def report_lines(job: str, s: dict[str, Any], reason: str) -> list[str]:
         f"  lost          {s['lost']}, repeated {s['repeated']}, conservation violations {broken}",
         f"  versions      {s['versions']['minted']} minted, {s['versions']['active']} active",
         f"  log-prob gap  {short(s['mismatch'])} at lag 0",
+        *gap_lines(s["diagnostics"]),
         f"  seconds       {short(seconds['setup'])} set-up, {short(seconds['training'])} training",
+    ]
+
+
+def gap_lines(d: dict[str, Any]) -> list[str]:
+    """What was measured of mismatch and staleness, and each alarm."""
+    terms = d["terms"]
+    if "mismatch" not in terms:
+        return [f"  mismatch      not measured: {d['unmeasured'].get('mismatch', 'no update was measured')}"]
+    mismatch, staleness = terms["mismatch"], terms["staleness"]
+    learned = "not learned yet" if d["baseline"] is None else short(d["baseline"])
+    return [
+        f"  mismatch      mean {short(mismatch['mean'])}, p99 up to {short(mismatch['p99'])}, baseline {learned}; "
+        f"staleness mean {short(staleness['mean'])} ({mismatch['tokens']} tokens of {d['updates']} updates)",
+        *(f"  alarm         {alarm}" for alarm in d["alarms"]),
     ]
 
 
@@ -116,6 +131,12 @@ def token_tree(t: dict[str, Any]) -> Tree:
         "not scored" if t["trainer_logprob"] is None else f"{t['trainer_logprob']:.6f}, gap {t['gap']:+.2e}"
     )
     root.add(f"log-prob {t['behaviour_logprob']:.6f} when sampled; by the trainer {trainer}")
+    apart = t["decomposition"]
+    if apart is not None:
+        root.add(
+            f"gap {apart['total']:+.2e} = mismatch {apart['mismatch']:+.2e} + staleness {apart['staleness']:+.2e} "
+            f"(scored again by {apart['worker']})"
+        )
     root.add(_outcome(t))
     _add_hops(root.add("token path"), t["hops"])
     for name in t["missing"]:

@@ -71,8 +71,8 @@ def last_served(versions: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def line(s: Snapshot) -> str:
-    """What makes news in plain output: state, mode, updates made. Figures ride along."""
-    return f"{s.job['state']} {s.job['mode']} {s.job['update']}"
+    """What makes news in plain output: state, mode, updates made, an alarm. Figures ride along."""
+    return f"{s.job['state']} {s.job['mode']} {s.job['update']} {s.job['alarm']}"
 
 
 def full_line(s: Snapshot) -> str:
@@ -86,6 +86,8 @@ def full_line(s: Snapshot) -> str:
         parts.append(f"{job['mode']}/{job['phase']}")
     parts += [f"{w['worker']}={served_version(s, w)}" for w in s.workers]
     parts += [f"waits: {wait['owner']} for {wait['name']}" for wait in job["waits"][:2]]
+    if job["alarm"]:
+        parts.append(f"ALARM {job['alarm']}")
     if job["reason"]:
         parts.append(f"({job['reason']})")
     return "  ".join(parts)
@@ -134,6 +136,8 @@ def panel(s: Snapshot) -> RenderableType:
         rows.append(
             Text(f"waits: {wait['owner']} for {wait['name']}, {wait['detail']} ({left:.0f} s left)", "dim")
         )
+    if job["alarm"]:
+        rows.append(Text(f"alarm: {job['alarm']}", "bold red"))
     if job["reason"]:
         rows.append(Text(job["reason"]))
     return Panel(Group(*rows), title=f"{job['name']} {job['id']} {job['state']}", title_align="left")

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from syncline.contract.diagnosis import Diagnostics
 from syncline.contract.events import JobState, LedgerSample, Phase, UpdateMetrics
 from syncline.contract.version_path import VersionRecord
 
@@ -64,3 +65,4 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     ledger: tuple[LedgerLine, ...]
     segments: tuple[SegmentFacts, ...]
     texts: tuple[SampleText, ...] = ()
+    diagnostics: tuple[Diagnostics, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from syncline.contract.diagnosis import Diagnostics, Tail
 from syncline.contract.events import LedgerSample, Phase, Wait
 from syncline.contract.job import JobSpec, ModelSpec
 from syncline.contract.recipes import RECIPES
@@ -11,6 +12,8 @@ from syncline.contract.token_path import SamplingConvention, Segment, Timing, Ve
 from syncline.contract.version_path import VersionId, VersionRecord, WorkerPath
 from syncline.gateway.shapes import (
     Accepted,
+    Decomposition,
+    DiagnosticsPage,
     Health,
     HopView,
     JobBrief,
@@ -118,6 +121,26 @@ METRICS: dict[str, Any] = {
     ],
     "next": "1788000000000-0",
 }
+DIAGNOSTICS = DiagnosticsPage(
+    items=[
+        Diagnostics(
+            update=12,
+            version=VersionId(0, 11),
+            contract=_SPEC.contract_digest(),
+            trajectories=4,
+            tokens=32,
+            terms={
+                "mismatch": Tail(count=32, mean=4e-4, median=2e-4, p99=2e-3, max=2e-3, signed=-1e-5),
+                "staleness": Tail(count=32, mean=0.03, median=0.01, p99=0.2, max=0.2, signed=0.01),
+            },
+            unmeasured={"kv_cache": "the contract's KV cache is wide: there is nothing to compare"},
+            by_lag={"staleness": {"0": 2e-7, "1": 0.05}},
+            baseline=3.5e-4,
+            at=_AT,
+        )
+    ],
+    next=None,
+)
 WORKERS: dict[str, Any] = {
     "items": [
         {
@@ -235,6 +258,9 @@ TOKEN = TokenPath(
     behaviour_logprob=-0.25,
     trainer_logprob=-0.25,
     gap=0.0,
+    decomposition=Decomposition(
+        worker="w0", rollout_logprob=-0.25, total=0.0, mismatch=0.0, staleness=0.0, kv_cache=None
+    ),
     convention=SamplingConvention(),
     loss_mask=1,
     state="trained",

@@ -16,6 +16,7 @@ from syncline.gateway.shapes import TrajectoryState
 from syncline.runtime import segments
 from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.ledger import Ledger, LedgerEntry
+from syncline.runtime.segment_probes import ProbedToken, probes_path, read_probes
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     advantage: float | None
     score: segments.ScoreRow | None
     minted: VersionId | None  # the version that `update` made
+    probed: tuple[ProbedToken, ...] = ()  # one per sampled token, in order; empty: not probed
 
 
 def ledger_of(bus: Bus, record: JobRecord) -> Ledger:
@@ -128,6 +130,8 @@ def _from_segment(job: JobRecord, trajectory: str, update: int, entry: LedgerEnt
     scores = segments.read_scores(scored, trajectory) if scored.is_file() else None
     rows = () if scores is None else scores.rows
     used = row.use == "train"
+    table = probes_path(folder, update)
+    probed = read_probes(table, trajectory) if table.is_file() else []
     return Gathered(
         record=row.trajectory,
         state=entry.state if entry is not None else _state(row.use, stepped=scores is not None),
@@ -138,6 +142,7 @@ def _from_segment(job: JobRecord, trajectory: str, update: int, entry: LedgerEnt
         advantage=row.advantage if used else None,
         score=rows[0] if rows else None,
         minted=None if scores is None else scores.minted,
+        probed=tuple(probed),
     )
 
 

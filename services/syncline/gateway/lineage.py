@@ -12,7 +12,15 @@ from typing import Any
 
 from syncline.contract.token_path import TOKEN_PATH, VersionSpan
 from syncline.gateway.gathering import Gathered
-from syncline.gateway.shapes import HopView, TokenPath, TokenView, TrajectoryView, VersionView, reward_view
+from syncline.gateway.shapes import (
+    Decomposition,
+    HopView,
+    TokenPath,
+    TokenView,
+    TrajectoryView,
+    VersionView,
+    reward_view,
+)
 from syncline.gateway.token_text import TokenText
 from syncline.gateway.version_lineage import hop_view
 from syncline.runtime.tracing import SpanRecord
@@ -78,6 +86,7 @@ def token_path(
         behaviour_logprob=behaviour,
         trainer_logprob=trainer,
         gap=None if trainer is None else trainer - behaviour,
+        decomposition=_decomposition(found, token),
         convention=record.convention,
         loss_mask=record.loss_mask[token],
         state=found.state,
@@ -88,6 +97,20 @@ def token_path(
         hops=hops,
         missing=[name for name in _HOPS if name not in {hop.hop for hop in hops}],
         version=version,
+    )
+
+
+def _decomposition(found: Gathered, token: int) -> Decomposition | None:
+    probed = next((row for row in found.probed if row.token == token), None)
+    if probed is None:
+        return None
+    return Decomposition(
+        worker=probed.worker,
+        rollout_logprob=probed.rollout,
+        total=probed.total,
+        mismatch=probed.mismatch,
+        staleness=probed.staleness,
+        kv_cache=probed.kv_cache,
     )
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, TypeVar
 import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 
+from syncline.contract.diagnosis import Diagnostics
 from syncline.contract.events import Heartbeat, LedgerSample, Phase, UpdateMetrics, WorkerStatus
-from syncline.contract.streams import DEAD, HEARTBEAT, METRICS, PHASES, SAMPLES, WORKERS
+from syncline.contract.streams import DEAD, DIAGNOSTICS, HEARTBEAT, METRICS, PHASES, SAMPLES, WORKERS
 from syncline.gateway import examples
 from syncline.gateway.access import Gateway, Here, Limit, TheJob, is_entry_id, only_known_parameters
 from syncline.gateway.answers import describe, reply
@@ -19,6 +20,7 @@ from syncline.gateway.gathering import ledger_of
 from syncline.gateway.records import JobRecord
 from syncline.gateway.reporter import evidence_of
 from syncline.gateway.shapes import (
+    DiagnosticsPage,
     LedgerView,
     MetricsPage,
     PhasePage,
@@ -47,6 +49,17 @@ def metrics(record: TheJob, here: Here, limit: Limit = 500, after: After = None)
     else:
         items, following = _kept_page(_evidence(here, record).metrics, limit, after)
     return reply(MetricsPage(items=items, next=following))
+
+
+@router.get("/diagnostics", responses=describe(DiagnosticsPage, examples.DIAGNOSTICS))
+def diagnostics(record: TheJob, here: Here, limit: Limit = 500, after: After = None) -> Response:
+    """Mismatch and staleness of each measured update; what was not measured says why."""
+    _check(after)
+    if record.recorded:
+        items, following = _page(here.bus, DIAGNOSTICS.at(record.id), Diagnostics, limit, after)
+    else:
+        items, following = _kept_page(_evidence(here, record).diagnostics, limit, after)
+    return reply(DiagnosticsPage(items=items, next=following))
 
 
 @router.get("/phases", responses=describe(PhasePage, examples.PHASES))

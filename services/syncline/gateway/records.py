@@ -30,7 +30,12 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended: float | None
     recorded: bool
     folder: Path
+    alarm: str = ""
     update: int = 0  # updates made, for a job that is not recorded; Redis says it otherwise
+
+
+class _Alarms(msgspec.Struct, frozen=True):
+    alarms: tuple[str, ...] = ()
 
 
 class _Summary(msgspec.Struct, frozen=True):
@@ -38,6 +43,7 @@ class _Summary(msgspec.Struct, frozen=True):
 
     state: JobState
     updates: int
+    diagnostics: _Alarms = _Alarms()
 
 
 def find(bus: Bus, settings: Settings, job: str) -> JobRecord | None:
@@ -61,6 +67,7 @@ def from_fields(settings: Settings, job: str, fields: dict[bytes, bytes]) -> Job
         ended=_time(fields, b"ended"),
         recorded=True,
         folder=settings.job_dir(job),
+        alarm=fields.get(b"alarm", b"").decode(),
     )
 
 
@@ -84,6 +91,7 @@ def _from_folder(settings: Settings, job: str) -> JobRecord | None:
         ended=summary.stat().st_mtime if told else None,
         recorded=False,
         folder=folder,
+        alarm=told.diagnostics.alarms[-1] if told and told.diagnostics.alarms else "",
         update=told.updates if told else 0,
     )
 
@@ -166,4 +174,5 @@ def _common(record: JobRecord, progress: Progress) -> dict[str, Any]:
         "created": record.created,
         "started": record.started,
         "ended": record.ended,
+        "alarm": record.alarm,
     }

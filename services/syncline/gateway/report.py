@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import jinja2
 
 from syncline.contract.events import Phase, UpdateMetrics
 from syncline.contract.version_path import VersionRecord
 from syncline.gateway import report_charts as charts
+from syncline.gateway import report_precision as precision
+from syncline.gateway.diagnosed import last_of_each
 from syncline.gateway.evidence import Evidence
 from syncline.gateway.summary import Summary, last_of_each_update, summarise
 
@@ -50,8 +53,23 @@ def render(evidence: Evidence) -> str:
             versions=version_chart(evidence.versions, start, end),
             gap=gap_chart(metrics),
             ledger=ledger_chart(evidence, start),
+            **precision_parts(evidence, metrics, summarise(evidence)),
         )
     )
+
+
+def precision_parts(evidence: Evidence, metrics: Sequence[UpdateMetrics], summary: Summary) -> dict[str, Any]:
+    """What the template shows of mismatch, staleness and the six components."""
+    records = last_of_each(evidence.diagnostics)
+    traces = precision.traces(metrics, evidence.versions)
+    return {
+        "mismatch": precision.mismatch_chart(records),
+        "terms": precision.term_rows(summary.diagnostics),
+        "others": precision.other_rows(records),
+        "alarms": summary.diagnostics.alarms,
+        "trace": precision.trace_rows(traces),
+        "held": precision.byte_rows(traces),
+    }
 
 
 def facts(evidence: Evidence, summary: Summary) -> list[tuple[str, str]]:

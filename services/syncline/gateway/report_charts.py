@@ -57,8 +57,14 @@ def curves(
     floor: float | None = None,
     ceiling: float | None = None,
     width: int = WIDTH,
+    powers: bool = False,
 ) -> str:
-    """Line chart. `floor` and `ceiling` widen the y axis to at least these values."""
+    """Line chart. `floor` and `ceiling` widen the y axis to at least these values.
+
+    powers   a logarithmic y axis, for values above 0; one that is not breaks its curve
+    """
+    if powers:
+        lines = [_logarithms(line) for line in lines]
     points = [(x, y) for line in lines for x, y in line.points if y is not None and math.isfinite(y)]
     if not points:
         return _nothing(title)
@@ -67,7 +73,7 @@ def curves(
     x_axis = _Axis(min(xs), max(xs), LEFT, width - RIGHT)
     y_axis = _Axis(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
     parts = [_band(band, x_axis) for band in bands]
-    parts += _grid(x_axis, y_axis, x_name, width)
+    parts += _grid(x_axis, y_axis, x_name, width, powers)
     parts += [_curve(line, x_axis, y_axis) for line in lines]
     return _svg(title, parts, width) + _legend((line.label, line.style) for line in lines)
 
@@ -168,18 +174,27 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _grid(x_axis: _Axis, y_axis: _Axis, x_name: str, width: int) -> list[str]:
+def _logarithms(line: Line) -> Line:
+    points = [(x, math.log10(y) if y is not None and y > 0 else None) for x, y in line.points]
+    return Line(label=line.label, style=line.style, points=points)
+
+
+def _grid(x_axis: _Axis, y_axis: _Axis, x_name: str, width: int, powers: bool = False) -> list[str]:
     bottom = HEIGHT - BOTTOM
     ticks = [_text(x_axis.at(tick), bottom + 14, number(tick), "middle") for tick in x_axis.ticks()]
-    return [_y_ticks(y_axis, width), *ticks, _text((LEFT + width - RIGHT) / 2, HEIGHT - 4, x_name, "middle")]
+    return [
+        _y_ticks(y_axis, width, powers),
+        *ticks,
+        _text((LEFT + width - RIGHT) / 2, HEIGHT - 4, x_name, "middle"),
+    ]
 
 
-def _y_ticks(axis: _Axis, width: int) -> str:
+def _y_ticks(axis: _Axis, width: int, powers: bool = False) -> str:
     parts = []
     for tick in axis.ticks():
         y = axis.at(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(LEFT - 6, y + 4, number(tick), "end"))
+        parts.append(_text(LEFT - 6, y + 4, number(10**tick if powers else tick), "end"))
     return "".join(parts)
 
 

@@ -20,8 +20,9 @@ from typing import TypeVar
 
 import msgspec
 
+from syncline.contract.diagnosis import Diagnostics
 from syncline.contract.events import TERMINAL_JOB_STATES, LedgerSample, Phase, UpdateMetrics
-from syncline.contract.streams import ENTRIES, JOB, JOBS, METRICS, PHASES, SAMPLES, Key
+from syncline.contract.streams import DIAGNOSTICS, ENTRIES, JOB, JOBS, METRICS, PHASES, SAMPLES, Key
 from syncline.environments import environment
 from syncline.gateway.answers import encoded
 from syncline.gateway.evidence import OPEN_STATES, Evidence, LedgerLine, SampleText, SegmentFacts
@@ -132,6 +133,7 @@ def gather(bus: Bus, record: JobRecord) -> Evidence:
         ledger=tuple(_lines(bus, ledger)),
         segments=facts,
         texts=sample_texts(record, folder, [fact.update for fact in facts]),
+        diagnostics=_all(bus, DIAGNOSTICS, record.id, Diagnostics),
     )
 
 

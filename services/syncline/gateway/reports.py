@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Response
 
 from syncline.gateway.access import Here, TheJob, only_known_parameters
 from syncline.gateway.answers import PROBLEMS, describe, reply
+from syncline.gateway.diagnosed import DiagnosticsSummary, TermSummary
 from syncline.gateway.errors import Refusal
 from syncline.gateway.evidence import Evidence
 from syncline.gateway.report import render
@@ -43,6 +44,17 @@ _EXAMPLE = Summary(
     repeated=0,
     versions=VersionSummary(minted=51, active=51),
     mismatch=4e-4,
+    diagnostics=DiagnosticsSummary(
+        updates=50,
+        terms={
+            "total": TermSummary(tokens=1600, mean=0.02, p99=0.2, max=0.4),
+            "mismatch": TermSummary(tokens=1600, mean=3.8e-4, p99=2.1e-3, max=4e-3),
+            "staleness": TermSummary(tokens=1600, mean=0.02, p99=0.2, max=0.4),
+        },
+        unmeasured={"kv_cache": "the contract's KV cache is wide: there is nothing to compare"},
+        baseline=3.5e-4,
+        alarms=(),
+    ),
     seconds=SecondsSummary(setup=6.2, training=71.5),
     lag_policy=LagPolicySummary(
         policy="wait",

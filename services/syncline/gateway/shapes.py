@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from syncline.contract.diagnosis import Diagnostics
 from syncline.contract.events import (
     Heartbeat,
     JobState,
@@ -41,6 +42,7 @@ class JobBrief(msgspec.Struct, frozen=True, kw_only=True):
     created: float | None
     started: float | None
     ended: float | None
+    alarm: str = ""  # the newest alarm of the job's diagnostics; "": none was raised
 
 
 class JobView(JobBrief, frozen=True, kw_only=True):
@@ -71,6 +73,13 @@ class MetricsPage(msgspec.Struct, frozen=True, kw_only=True):
     """One entry per update, in the order made. A resumed trainer repeats updates under a higher epoch."""
 
     items: list[UpdateMetrics]
+    next: str | None
+
+
+class DiagnosticsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The decomposition of each measured update, in the order recorded."""
+
+    items: list[Diagnostics]
     next: str | None
 
 
@@ -211,6 +220,17 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
     piece: str | None
 
 
+class Decomposition(msgspec.Struct, frozen=True, kw_only=True):
+    """One probed token's gap taken apart: trainer minus sampled log-prob = `mismatch` + `staleness`, in nats."""
+
+    worker: str  # that scored the token again
+    rollout_logprob: float  # under the version being updated
+    total: float
+    mismatch: float
+    staleness: float
+    kv_cache: float | None  # None: the contract's KV cache is wide
+
+
 class TokenPath(msgspec.Struct, frozen=True, kw_only=True):
     """One token's whole path, from its prompt to the update that consumed it, and its version's own path."""
 
@@ -225,6 +245,7 @@ class TokenPath(msgspec.Struct, frozen=True, kw_only=True):
     behaviour_logprob: float
     trainer_logprob: float | None
     gap: float | None  # trainer minus behaviour
+    decomposition: Decomposition | None  # None: the trajectory was not probed, or got no answer
     convention: SamplingConvention
     loss_mask: int
     state: TrajectoryState

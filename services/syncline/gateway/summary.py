@@ -20,6 +20,7 @@ from syncline.contract.events import (
     Phase,
     UpdateMetrics,
 )
+from syncline.gateway.diagnosed import DiagnosticsSummary, summarise_diagnostics
 from syncline.gateway.evidence import LEFT_OVER, OPEN_STATES, STATES, Evidence, SegmentFacts
 
 
@@ -103,6 +104,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     repeated: int
     versions: VersionSummary
     mismatch: float | None
+    diagnostics: DiagnosticsSummary
     seconds: SecondsSummary
     lag_policy: LagPolicySummary
 
@@ -128,6 +130,7 @@ def summarise(evidence: Evidence) -> Summary:
             active=sum(1 for v in evidence.versions if v.active is not None),
         ),
         mismatch=mean([m.same_version_gap for m in metrics if m.same_version_gap is not None]),
+        diagnostics=summarise_diagnostics(evidence.diagnostics),
         seconds=_seconds(evidence),
         lag_policy=_lag_policy(evidence, metrics, trained),
     )

@@ -1,0 +1,48 @@
+"""The command about mismatch and staleness: diagnose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from syncline.scheduler.cli_jobs import AnyJob, AsJson
+from syncline.scheduler.cli_session import collected, reading, say, say_json, short, show_table, the_job
+
+_COLUMNS = ("total", "mismatch", "staleness", "kv_cache", "noise_decode")
+
+
+def diagnose(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> None:
+    """Show each measured update: mismatch and staleness, routes, KL, baseline, alarms, what was not measured."""
+    with reading(context) as client:
+        found = collected(client, f"/v1/jobs/{the_job(client, job)}/diagnostics")
+    if json:
+        say_json(found)
+        return
+    headings = ["update", "version", "tokens", *(name.replace("_", " ") for name in _COLUMNS), "p99 mismatch"]
+    show_table([*headings, "exact", "routes", "k3", "ESS", "baseline"], [_row(record) for record in found])
+    for record in found:
+        for alarm in record["alarms"]:
+            say(f"alarm     update {record['update']}: {alarm}")
+    for name, why in found[-1]["unmeasured"].items() if found else ():
+        say(f"not measured in update {found[-1]['update']}: {name}: {why}")
+    if not found:
+        say("no update was measured")
+
+
+def _row(r: dict[str, Any]) -> list[str]:
+    terms = r["terms"]
+    means = [short(terms[name]["mean"]) if name in terms else "-" for name in _COLUMNS]
+    p99 = short(terms["mismatch"]["p99"]) if "mismatch" in terms else "-"
+    routes = f"{min(r['routes']):.4g}" if r["routes"] else "-"
+    figures = (r["kl"].get("k3"), r["effective_sample_size"], r["baseline"])
+    return [
+        str(r["update"]),
+        r["version"],
+        str(r["tokens"]),
+        *means,
+        p99,
+        short(r["exact"]),
+        routes,
+        *(short(value) for value in figures),
+    ]
