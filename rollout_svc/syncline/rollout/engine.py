@@ -70,6 +70,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[float, ...]
     version: VersionId
     digest: str
+    adapter: str | None = None  # as in `token_path.VersionSpan`
     context: Literal["recomputed", "carried"] = "recomputed"
     carried_age: int = 0
     began: float

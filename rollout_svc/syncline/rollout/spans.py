@@ -99,6 +99,7 @@ def _span(chunk: Chunk, worker: str) -> VersionSpan:
         end=chunk.start + len(chunk.tokens),
         version=chunk.version,
         digest=chunk.digest,
+        adapter=chunk.adapter,
         context=chunk.context,
         carried_age=chunk.carried_age,
         worker=worker,

@@ -175,7 +175,7 @@ class PackedModel:
         self, model: PreTrainedModel, stacks: Mapping[str, Stack], views: Mapping[str, Tensor]
     ) -> None:
         self.model = model
-        self.stacks, self.views = stacks, views
+        self.stacks, self.views = stacks, dict(views)
         self.slots: dict[str, Tensor] = {}
         self.parts: dict[str, Part] = {}
         for stack in stacks.values():

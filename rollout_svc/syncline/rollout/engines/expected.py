@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NoReturn
 
 import msgspec
 
+from syncline.contract.adapters import adapter_shapes
 from syncline.contract.artefact import Part, padding, parts
 from syncline.contract.plan import PlanEntry, PrecisionPlan, resolve
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.version_path import VersionManifest
 from syncline.reference.model import ModelFolder
-from syncline.reference.state import StatePlan, check_names
+from syncline.reference.state import StatePlan, Window, check_names
 from syncline.rollout.engine import StageFailed
 
 WIDE = ("BF16", "F32")
@@ -19,13 +21,18 @@ WIDE = ("BF16", "F32")
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """Architecture and contract, joined. `bridged`: weights that the engine quantises as it loads, by name."""
+    """Architecture and contract, joined.
+
+    bridged   weights that the engine quantises as it loads, by name
+    adapter   shapes of the contract's adapter tensors, by name; none without an adapter
+    """
 
     folder: ModelFolder
     state: StatePlan
     contract: PrecisionContract
     plan: PrecisionPlan
     bridged: dict[str, PlanEntry]
+    adapter: dict[str, tuple[int, ...]]
 
     def check(self, manifest: VersionManifest) -> None:
         """Raise `StageFailed`, naming the tensor, unless `manifest` lists exactly this model's tensors in the
@@ -83,6 +90,8 @@ class Expected(msgspec.Struct, frozen=True):
         sources = {part.source for part in wanted.values()}
         windows = {name: window for name, window in self.state.windows.items() if name not in sources}
         ties = tuple((absent, source) for absent, source in self.state.ties if source in windows)
+        for name, (r, c) in self.adapter.items():
+            windows[name] = Window(owner=name, shape=(r, c), stride=(c, 1), offset=0)
         try:
             check_names(
                 StatePlan(windows=windows, ties=ties), {name: entry.shape for name, entry in rest.items()}
@@ -93,13 +102,15 @@ class Expected(msgspec.Struct, frozen=True):
 
 def expected(folder: ModelFolder, state: StatePlan, contract: PrecisionContract) -> Expected:
     """Resolve `contract` for the architecture. Raises `BadPlan` if it does not fit."""
-    plan = resolve(contract, {name: window.shape for name, window in state.windows.items()})
+    shapes = {name: window.shape for name, window in state.windows.items()}
+    plan = resolve(contract, shapes)
     bridge = contract.convert.route == "bf16_bridge"
     bridged = {entry.name: entry for entry in plan.low_bit()} if bridge else {}
-    return Expected(folder, state, contract, plan, bridged)
+    adapter = {} if contract.adapter is None else adapter_shapes(contract.adapter, shapes)
+    return Expected(folder, state, contract, plan, bridged, adapter)
 
 
-def _missing(part: Part, family: list[Part], listed: dict[str, object]) -> NoReturn:
+def _missing(part: Part, family: list[Part], listed: Mapping[str, object]) -> NoReturn:
     there = [other for other in family if other.name in listed]
     why = "none of its parts is there"
     if there:

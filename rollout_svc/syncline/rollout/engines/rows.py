@@ -174,6 +174,7 @@ class RowTable:
             logprobs=tuple(self._logprobs[i, start:end].tolist()),
             version=weights.version,
             digest=weights.digest,
+            adapter=weights.adapter,
             context=row.context,
             carried_age=row.carried_age,
             began=began,

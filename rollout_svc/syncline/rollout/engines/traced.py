@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -27,26 +27,34 @@ def rollout_trace(weights: Weights, context: int) -> ComponentTrace:
         families.setdefault(stack.family, []).append(stack)
     sources = {} if weights.manifest is None else {t.name: t.dtype for t in weights.manifest.tensors}
     uses = [_low_bit(family, stacks, sources) for family, stacks in sorted(families.items())]
-    views = weights.packed.views
-    uses.append(
-        Use(
-            family="",
-            tensors=len(views),
-            encoded=f"{_joined(sources[name] for name in views if name in sources)} values",
-            operands="X original, W original",
-            kernel="wide",
-            persistent=_dtypes(views.values()),
-            communicated=_joined(sources[name] for name in views if name in sources),
-        )
-    )
+    adapter = {} if weights.adapters is None else weights.adapters.views()
+    base = {name: view for name, view in weights.packed.views.items() if name not in adapter}
+    uses.append(_wide("", base, sources))
+    if adapter:
+        uses.append(_wide("adapter", adapter, sources))
     held = weights.packed.nbytes()
+    size = 0 if weights.adapters is None else weights.adapters.nbytes()
     bytes: dict[Held, int] = {
         "codes": held["codes"],
         "scales": held["scales"],
-        "wide": held["wide"],
+        "wide": held["wide"] - size,
+        "adapter": size,
         "kv_cache": context,
     }
     return ComponentTrace(component="rollout", uses=tuple(uses), bytes={k: v for k, v in bytes.items() if v})
+
+
+def _wide(family: str, views: Mapping[str, Tensor], sources: dict[str, str]) -> Use:
+    travelled = _joined(sources[name] for name in views if name in sources)
+    return Use(
+        family=family,
+        tensors=len(views),
+        encoded=f"{travelled} values",
+        operands="X original, W original",
+        kernel="wide",
+        persistent=_dtypes(views.values()),
+        communicated=travelled,
+    )
 
 
 def _low_bit(family: str, stacks: list[Stack], sources: dict[str, str]) -> Use:

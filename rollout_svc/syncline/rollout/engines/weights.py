@@ -22,6 +22,7 @@ from syncline.contract.version_path import (
     loaded_digest,
 )
 from syncline.numerics.quantized import NotQuantizable, outer_scale
+from syncline.reference.adapter import Adapters, attach
 from syncline.reference.model import empty_model
 from syncline.reference.packed import DTYPES, pack
 from syncline.reference.routes import RouteTap
@@ -41,6 +42,11 @@ class Weights:
         self.expected = expected
         self.packed = pack(empty_model(expected.folder), expected.state, expected.plan, expected.contract)
         self.model: PreTrainedModel = self.packed.model
+        self.adapters: Adapters | None = None
+        if expected.contract.adapter is not None:
+            # what A is made of does not matter: a version brings it
+            self.adapters = attach(self.model, expected.state, expected.contract.adapter, seed=0)
+            self.packed.views |= self.adapters.views()
         self.model.requires_grad_(False)
         self.taps = RouteTap(self.model)
         self.version: VersionId | None = None
@@ -51,6 +57,13 @@ class Weights:
         self.copied = 0  # bytes that the last load wrote
         self._held: dict[str, str] = {}  # tensor name -> what was written there last, verified
         self._ties = dict(expected.state.ties)
+
+    @property
+    def adapter(self) -> str | None:
+        """Versioned name of the adapter, for spans; None: the contract has none, or nothing is loaded."""
+        if self.adapters is None or self.version is None:
+            return None
+        return f"{self.expected.contract.name}@{self.version}"
 
     def load(self, signed: SignedManifest, manifest: VersionManifest, store: BlobStore) -> str:
         """Write every tensor of `manifest`, read each back as the forward pass will; returns the loaded
