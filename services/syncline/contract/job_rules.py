@@ -123,12 +123,12 @@ def _precision(spec: JobSpec) -> Iterator[Problem]:
         return
     found = contradictions(contract)
     for problem in found:
-        yield _problem(_contract_key(spec, problem.path), problem.message, problem.hint)
+        yield _problem(contract_key(spec, problem.path), problem.message, problem.hint)
     if found:
         return
     yield from _limits(spec, contract)
     for problem in support.problems(support.decide(contract, spec.device.hardware), spec.precision.emulation):
-        yield _problem(_contract_key(spec, problem.path), problem.message, problem.hint)
+        yield _problem(contract_key(spec, problem.path), problem.message, problem.hint)
 
 
 def _named(spec: JobSpec) -> Iterator[Problem]:
@@ -149,7 +149,7 @@ def _named(spec: JobSpec) -> Iterator[Problem]:
         yield _problem("precision.recipe", f"there is no recipe {recipe!r}", f"one of {names}")
 
 
-def _contract_key(spec: JobSpec, path: str) -> str:
+def contract_key(spec: JobSpec, path: str) -> str:
     """Where in the spec a contract's own key is. A shipped recipe contradicts itself under a variant alone."""
     if path.startswith("precision."):
         return path

@@ -8,7 +8,18 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from syncline.contract.spec_text import MAX_BYTES, MAX_DEPTH, MAX_TABLES, MAX_VALUES
-from syncline.gateway import errors, events, jobs, page, progress, reports, system, trajectories, versions
+from syncline.gateway import (
+    errors,
+    events,
+    jobs,
+    page,
+    precision,
+    progress,
+    reports,
+    system,
+    trajectories,
+    versions,
+)
 from syncline.gateway.access import MAX_STREAMS, MOST_ENTRIES, Gateway
 from syncline.gateway.answers import components
 from syncline.gateway.door import BODY_SECONDS, Door
@@ -38,7 +49,7 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
     )
     gateway = Gateway(settings, bus)
     app.state.gateway = gateway
-    parts = (page, system, jobs, progress, events, versions, trajectories, reports)
+    parts = (page, system, jobs, precision, progress, events, versions, trajectories, reports)
     for part in parts:
         app.include_router(part.router)
     app.state.routes = [*app.routes, *(route for part in parts for route in part.router.routes)]

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from syncline.contract.events import Mode
 from syncline.contract.spec_text import strict_json
 from syncline.contract.streams import JOB, JOBS
-from syncline.gateway import examples
-from syncline.gateway.access import JOB_ID, Here, Limit, TheJob, only_known_parameters
+from syncline.gateway import examples, precision_plan
+from syncline.gateway.access import JOB_ID, Gateway, Here, Limit, TheJob, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.records import JobRecord, Progress, brief, find, from_fields, progress_of, view
@@ -84,7 +84,7 @@ def submit_job(
     if record is None:
         raise Refusal(409, "idempotency-key-taken", f"this key stands for job {made.job}, which is gone")
     headers = {"Location": f"/v1/jobs/{made.job}"}
-    return reply(view(record, _progress(here.bus, record)), 201 if made.new else 200, headers)
+    return reply(_view(here, record), 201 if made.new else 200, headers)
 
 
 @router.get("", responses=describe(JobPage, examples.JOB_PAGE))
@@ -113,7 +113,7 @@ def list_jobs(
 @router.get("/{job}", responses=describe(JobView, examples.JOB))
 def get_job(record: TheJob, here: Here) -> Response:
     """The job with its resolved spec and what it waits for."""
-    return reply(view(record, _progress(here.bus, record)))
+    return reply(_view(here, record))
 
 
 def _ask(
@@ -193,6 +193,11 @@ def _records(bus: Bus, settings: Settings, jobs: list[str]) -> list[JobRecord]:
         if record is not None:
             records.append(record)
     return records
+
+
+def _view(here: Gateway, record: JobRecord) -> JobView:
+    told = precision_plan.brief(here.settings.models, record)
+    return msgspec.structs.replace(view(record, _progress(here.bus, record)), precision=told)
 
 
 def _progress(bus: Bus, record: JobRecord) -> Progress:

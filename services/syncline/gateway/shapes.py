@@ -45,6 +45,23 @@ class JobBrief(msgspec.Struct, frozen=True, kw_only=True):
     alarm: str = ""  # the newest alarm of the job's diagnostics; "": none was raised
 
 
+class PrecisionBrief(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's precision in a few words; `/precision` tells the whole.
+
+    runs   how `device.hardware` carries the contract out; `emulations` names what is not native
+    plan   resolved: each tensor's treatment is known; validating: a worker will resolve it; unresolved: none ever did
+    """
+
+    contract: str
+    digest: str
+    representation: str
+    runs: Literal["native", "emulation", "refused"]
+    emulations: tuple[str, ...]
+    plan: Literal["resolved", "validating", "unresolved"]
+    plan_digest: str | None
+    low_bit: int | None  # tensors that are stored in few bits
+
+
 class JobView(JobBrief, frozen=True, kw_only=True):
     """A job. `spec` is the resolved one, with every default; `recorded`: Redis still has its streams."""
 
@@ -52,6 +69,7 @@ class JobView(JobBrief, frozen=True, kw_only=True):
     spec: dict[str, Any]
     waits: tuple[Wait, ...]
     recorded: bool
+    precision: PrecisionBrief | None = None  # None: of a recipe that is no longer shipped
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from syncline.contract.job import JobSpec
 from syncline.contract.spec_text import SpecError, parse_json, parse_toml
 from syncline.contract.streams import IDEMPOTENCY, JOB, JOBS, REQUESTS
 from syncline.environments.environment import validate
-from syncline.gateway import model_root
+from syncline.gateway import model_root, precision_plan
 from syncline.gateway.errors import Refusal
 from syncline.runtime.bus import Bus, pack
 from syncline.runtime.settings import Settings
@@ -75,6 +75,7 @@ def read_spec(body: bytes, content_type: str, settings: Settings) -> JobSpec:
         *validate(spec.task, spec.reward),
         *model_root.problems(settings.models, spec.model),
         *model_root.length_problems(settings.models, spec.model, spec.sampling),
+        *precision_plan.problems(settings.models, spec),
     ]
     if found:
         raise SpecError(found)
