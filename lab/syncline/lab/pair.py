@@ -22,7 +22,9 @@ from syncline.contract.job import JobSpec
 from syncline.contract.token_path import Reward, Trajectory, trajectory_id
 from syncline.contract.version_path import Minted, VersionId, VersionManifest, VersionRecord
 from syncline.environments.environment import load
+from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.model import TextCodec, model_folder
+from syncline.reference.routes import RecordedRoutes
 from syncline.rollout.engine import Chunk, CommitPolicy
 from syncline.rollout.engines.reference import ReferenceEngine
 from syncline.rollout.prompts import Prompter, convention_of
@@ -203,6 +205,21 @@ class Pair:
             )
             for record in records
         ]
+
+    def routes(self, records: Sequence[Trajectory]) -> RouteCounts | None:
+        """How the trainer's free choice of experts agrees with the ids that rollout recorded; None: nothing routes.
+
+        Raises `ValueError` naming a record without ids.
+        """
+        chosen = self.trainer.free_routes(samples(records))
+        total: RouteCounts | None = None
+        for record, free_TLK in zip(records, chosen or (), strict=chosen is not None):
+            if record.expert_ids is None or record.expert_shape is None or record.expert_dtype is None:
+                raise ValueError(f"trajectory {record.trajectory}: no expert ids are recorded")
+            ids_TLK = RecordedRoutes(record.expert_ids, record.expert_shape, record.expert_dtype).ids()
+            counts = RouteCounts.of(free_TLK, ids_TLK)
+            total = counts if total is None else total + counts
+        return total
 
 
 def samples(records: Sequence[Trajectory]) -> list[Sample]:
