@@ -35,6 +35,11 @@ def ask(w: World, number: int, trajectory: str = "a", worker: str = "w0", temper
 
 
 def answers(w: World) -> list[Probed]:
+    """To what was asked."""
+    return [answer for answer in said(w) if not answer.decode]
+
+
+def said(w: World) -> list[Probed]:
     return [unpack(entry, Probed) for entry in w.bus.range(PROBED.at(w.job))]
 
 
@@ -118,6 +123,37 @@ def test_who_wakes_answers_before_the_next_version_is_committed(
         assert [a.missed for a in found] == [""] * 9
         assert {a.version for a in found} == {VersionId(0, 0)}
         assert gap(found[-1].logprobs, cold(w, 0)) < 5e-5
+
+
+def test_decode_is_compared_with_prefill_once_for_each_version(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    with world(redis_url, job, tmp_path, sampling={"temperature": 1.5}) as w:
+        w.start()
+        w.phase()
+        w.install(0)
+        w.wait_published(w.submit(3))
+        wait_until(lambda: said(w), SECONDS, "the comparison")
+        (first,) = said(w)
+        record = next(t for t in w.published() if t.trajectory == first.trajectory)
+        assert (first.update, first.version, first.worker) == (1, VersionId(0, 0), "w0")
+        assert first.decode == tuple(record.logprobs)
+        assert 0 <= gap(first.logprobs, first.decode) < 5e-5
+        w.install(1)
+        before = len(w.published())
+        w.submit(1)
+        wait_until(lambda: len(w.published()) == before + 4, SECONDS, "the next group")
+        wait_until(lambda: len(said(w)) > 1, SECONDS, "the next comparison")
+        assert [(a.update, a.version) for a in said(w)] == [(1, VersionId(0, 0)), (2, VersionId(0, 1))]
+
+
+def test_no_probes_wanted_no_comparison_made(redis_url: str, job: str, tmp_path: Path) -> None:
+    with world(redis_url, job, tmp_path, diagnostics={"trajectories": 0}) as w:
+        w.start()
+        w.phase()
+        w.install(0)
+        w.wait_published(w.submit(1))
+        assert said(w) == []
 
 
 def test_a_new_worker_takes_up_the_newest_update_and_leaves_the_rest(

@@ -150,6 +150,34 @@ def test_nobody_waits_for_an_answer_and_what_is_missing_says_why(
     assert not probes_path(world.folder / "segments", 2).exists()
 
 
+def test_decode_against_prefill_is_measured_also_where_every_token_is_older(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    world, trainer = flow(redis_url, job, tmp_path, diagnostics={"trajectories": 1})
+    first = world.begin(2, 0)
+    world.feed(2, 0)
+    world.await_version(VersionId(0, 1))
+    made = [t for group in first for t in world.publish(group, (0,))]
+    (probe,) = asked(world, 2, 1)
+    for decode in ((-1.0, -2.0), (-1.0,), (-1.0, float("nan"))):
+        noise = Probed(
+            update=1,
+            version=VersionId(0, 0),
+            trajectory="any",
+            worker="w1",
+            logprobs=(-1.5, -2.25),
+            decode=decode,
+        )
+        world.bus.append(PROBED.at(job), noise)
+    reply(world, probe, made)
+    record = recorded(world, 2)[-1]
+    trainer.stop()
+    assert record.by_lag["staleness"].keys() == {"1"}
+    assert "noise_staleness" in record.unmeasured
+    noise_tail = record.terms["noise_decode"]
+    assert (noise_tail.count, noise_tail.mean) == (2, pytest.approx(0.375)), "what does not fit is left out"
+
+
 def test_answers_that_do_not_fit_are_told_and_not_used(redis_url: str, job: str, tmp_path: Path) -> None:
     world, trainer = flow(redis_url, job, tmp_path, diagnostics={"trajectories": 2})
     made = world.feed(2)

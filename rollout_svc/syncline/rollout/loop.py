@@ -35,7 +35,7 @@ def main(context: ServiceContext) -> None:
             began = time.monotonic()
             chunks = worker.engine.step()
             worker.pace.worked(time.monotonic() - began)
-            worker.publisher.take(chunks)
+            worker.probes.sampled(worker.publisher.take(chunks))
         worker.teller.tell()
         context.ready(worker.engine.serving is not None, worker.teller.why() or "asleep")
     worker.orders.close()

@@ -5,6 +5,9 @@ newer version is committed, those that still wait for the serving one are answer
 commit nobody can. A probe whose version is past is answered `missed`; no probe goes without an answer while the
 worker lives, and none can stop it.
 
+Unasked, a worker compares decode with prefill: once for each measured version, for the first trajectory that ended
+while its one version still served.
+
 A worker that starts takes up the probes of the newest update alone: the trainer has closed the others.
 """
 
@@ -12,9 +15,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from syncline.contract.diagnosis import Probe, Probed
+from syncline.contract.job import JobSpec
 from syncline.contract.streams import PROBED, PROBES
+from syncline.contract.token_path import Trajectory
+from syncline.contract.version_path import VersionId
 from syncline.rollout.engine import RolloutEngine
 from syncline.runtime.bus import Bus, unpack
 
@@ -28,8 +35,10 @@ _NEWEST = 256  # entries looked through at the start
 class Probes:
     """The probes of one worker that are not answered yet, oldest first."""
 
-    def __init__(self, bus: Bus, engine: RolloutEngine, job: str, name: str) -> None:
+    def __init__(self, bus: Bus, engine: RolloutEngine, spec: JobSpec, job: str, name: str) -> None:
         self._bus, self._engine, self._name = bus, engine, name
+        self._spec = spec.diagnostics
+        self._compared: VersionId | None = None  # decode with prefill
         self.key, self._answers = PROBES.at(job), PROBED.at(job)
         self._wide = engine.describe().kv == "wide"
         self._pending: list[Probe] = []
@@ -55,6 +64,35 @@ class Probes:
         """Note a probe that is addressed to this worker. Others are not."""
         if probe.worker == self._name:
             self._pending.append(probe)
+
+    def sampled(self, ended: Sequence[Trajectory]) -> None:
+        """Take notice of trajectories that have just ended; one of each version is scored again at once."""
+        serving = self._engine.serving
+        if serving is None or serving[0] == self._compared or not self._spec.trajectories:
+            return
+        if serving[0].number % self._spec.every:
+            return
+        for t in ended:
+            if len(t.spans) == 1 and t.spans[0].version == serving[0] and t.spans[0].context == "recomputed":
+                self._compare(t)
+                return
+
+    def _compare(self, t: Trajectory) -> None:
+        version = self._compared = t.spans[0].version
+        positions = [i for s in t.segments if s.kind == "sampled" for i in range(s.start, s.end)]
+        temperature = t.convention.temperature
+        score = self._engine.score(
+            t.tokens, positions[0], buffer="active", temperature=temperature, positions=positions
+        )
+        said = Probed(
+            update=version.number + 1,
+            version=version,
+            trajectory=t.trajectory,
+            worker=self._name,
+            logprobs=score.logprobs,
+            decode=tuple(t.logprobs),
+        )
+        self._bus.append(self._answers, said, cap=CAP)
 
     def answer(self) -> None:
         """Answer one probe of the serving version, if there is one, and all whose version is past."""

@@ -54,15 +54,15 @@ class Publisher:
         self._prompts.pop(trajectory_id, None)
         self._chunks.pop(trajectory_id, None)
 
-    def take(self, chunks: Sequence[Chunk]) -> None:
-        """Note chunks, and publish the requests that they end."""
+    def take(self, chunks: Sequence[Chunk]) -> list[Trajectory]:
+        """Note chunks, publish the requests that they end, and return their records."""
         ended = []
         for chunk in chunks:
             self._chunks[chunk.trajectory].append(chunk)
             if chunk.finish is not None:
                 ended.append(self._record(chunk.trajectory))
         if not ended:
-            return
+            return []
         began = time.time()
         answers = self._ledger.publish_many([(told, held.work_id) for held, told in ended])
         errands = []
@@ -77,6 +77,7 @@ class Publisher:
                 _LOG.warning("trajectory %s attempt %d is fenced: dropped", told.trajectory, held.attempt)
         if errands:
             send_scores(self._job, errands)
+        return [told for _, told in ended]
 
     def _record(self, name: str) -> tuple[Held, Trajectory]:
         held, prompt = self._intake.held[name], self._prompts[name]

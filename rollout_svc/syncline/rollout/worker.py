@@ -104,7 +104,7 @@ def assemble(context: ServiceContext) -> Worker:
     engine = make_engine(spec, context, job, (folder / "key").read_bytes())
     schedule = spec.schedule
     policy = CommitPolicy(kind=schedule.in_flight, kv=schedule.kv, carried_age=schedule.carried_age)
-    probes = Probes(bus, engine, job, name)
+    probes = Probes(bus, engine, spec, job, name)
     orders = Orders(bus, engine, store, job, name, context.incarnation, policy, probes.before_commit)
     devices = Devices(bus, context.heartbeat_key, context.incarnation)
     residence = Residence(bus, engine, orders, store, devices, spec, job, name, context.emit)

@@ -40,7 +40,9 @@ class Probed(_Part, frozen=True, kw_only=True):
     logprobs   one per position; empty with `missed`
     wide_kv    the same with a wide KV cache, where the contract's is not; empty otherwise
     experts    [tokens - 1, layers, topk] little-endian, C order; empty if not wanted or the model does not route
-    missed     why there is no score: "serves 0.5 already", "asleep at the deadline"
+    missed     why there is no score: "serves 0.5 already"
+    decode     only where nobody asked: the log-probs as sampled of a trajectory that the worker chose itself, whose
+               tokens are all of `version`; `logprobs` against them is the noise of decode against prefill
     """
 
     update: int
@@ -53,6 +55,7 @@ class Probed(_Part, frozen=True, kw_only=True):
     experts_shape: tuple[int, int, int] | None = None
     experts_dtype: Literal["u1", "u2"] = "u1"
     missed: str = ""
+    decode: tuple[float, ...] = ()
 
 
 class Tail(_Part, frozen=True, kw_only=True):

@@ -42,6 +42,7 @@ class Asked:
     update: int
     version: VersionId
     questions: dict[str, Question]
+    noise: list[Probed] = field(default_factory=list)  # decode against prefill, as workers compared them
     answers: dict[str, Probed] = field(default_factory=dict)
     logprobs: dict[str, array[float]] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)  # fields of `Diagnostics` over all loss tokens
@@ -128,9 +129,8 @@ class Columns:
 def columns_of(rows: list[ProbedToken], version: VersionId, nothing: str) -> Columns:
     """The terms that `rows` give, and why each other one is absent. `nothing`: why there is no row."""
     if not rows:
-        return Columns({}, dict.fromkeys(TERMS, nothing))
+        return Columns({}, {term: nothing for term in TERMS if term != "noise_decode"})
     own = [row for row in rows if row.version == str(version)]
-    fresh = [row for row in own if not row.carried]
     over: dict[str, tuple[list[ProbedToken], str, str]] = {
         "total": (rows, "total", ""),
         "mismatch": (rows, "mismatch", ""),
@@ -141,11 +141,6 @@ def columns_of(rows: list[ProbedToken], version: VersionId, nothing: str) -> Col
             "the contract's KV cache is wide: there is nothing to compare",
         ),
         "noise_staleness": (own, "staleness", f"no probed token was sampled under {version} itself"),
-        "noise_decode": (
-            fresh,
-            "staleness",
-            f"no probed token was sampled under {version} itself over a context of its own",
-        ),
     }
     found: dict[str, tuple[Tensor, list[ProbedToken]]] = {}
     unmeasured = {}
@@ -155,6 +150,20 @@ def columns_of(rows: list[ProbedToken], version: VersionId, nothing: str) -> Col
         else:
             unmeasured[term] = why
     return Columns(found, unmeasured)
+
+
+def decode_noise(asked: Asked, rows: Sequence[ProbedToken]) -> Tensor:
+    """Prefill minus decode log-prob at the sampling version, float64: as workers compared them, and of `rows` alike.
+
+    A row is alike if its version is the one that scored it and its context was computed under that version.
+    """
+    compared = [
+        scored - sampled
+        for said in asked.noise
+        for scored, sampled in zip(said.logprobs, said.decode, strict=True)
+    ]
+    fresh = [row.staleness for row in rows if row.version == str(asked.version) and not row.carried]
+    return torch.tensor(compared + fresh, dtype=torch.float64)
 
 
 def routes_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[float, ...], dict[str, int]]:
@@ -186,8 +195,7 @@ def unanswered(asked: Asked, closed: str) -> str:
 
 def diagnose(asked: Asked, contract: str, closed: str, at: float) -> tuple[Diagnostics, list[ProbedToken]]:
     """The update's record, without baseline and alarms, and its table. `closed` as in `unanswered`."""
-    missing = unanswered(asked, closed)
-    unmeasured = {"answers": missing} if missing else {}
+    whys = [why for why in (unanswered(asked, closed),) if why]
     rows: list[ProbedToken] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     probed = 0
@@ -196,19 +204,25 @@ def diagnose(asked: Asked, contract: str, closed: str, at: float) -> tuple[Diagn
         if answer is None or answer.missed:
             continue
         if name not in asked.logprobs:
-            unmeasured["answers"] = f"the trainer did not come to score {name}"
+            whys.append(f"the trainer did not come to score {name}")
             continue
         try:
             tokens = tokens_of(question, answer, asked.logprobs[name])
             pair = _pair(question, answer)
         except ValueError as error:
-            unmeasured["answers"] = f"{name}: {error}"
+            whys.append(f"{name}: {error}")
             continue
         probed, rows, pairs = probed + 1, rows + tokens, pairs + pair
+    unmeasured = {"answers": "; ".join(whys)} if whys else {}
     nothing = unmeasured.get("answers", "the update trained no trajectory")
     columns = columns_of(rows, asked.version, nothing)
     unmeasured |= columns.unmeasured | asked.unmeasured
     fields = _aggregates(columns.terms)
+    noise_N = decode_noise(asked, rows)
+    if len(noise_N):
+        fields["terms"]["noise_decode"] = mismatch.tail(noise_N)
+    else:
+        unmeasured["noise_decode"] = "no worker has compared decode with prefill since the last record"
     if pairs:
         fields["routes"], fields["diverging"] = routes_of(pairs)
     else:

@@ -8,6 +8,7 @@ an answer while the job runs, and an update is asked of once: one that is repeat
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from syncline.trainer.engine import StepResult, TrainerEngine
 
 _LOG = logging.getLogger(__name__)
 CAP, CAP_DIAGNOSTICS = 1_000, 100_000
+NOISES = 64  # comparisons of decode with prefill that one record takes in
 SETTLE = 1.0  # seconds for which a trainer that was told to stop waits for answers
 
 
@@ -53,7 +55,8 @@ class Probing:
         self._baselines = Baselines(folder / "baseline.json", self._contract, wanted.learn, wanted.drift)
         self._open: Asked | None = None
         self._segment: Segment | None = None
-        self._cursor = "0"
+        self._noise: list[Probed] = []  # decode against prefill, since the last record
+        self._cursor = bus.last_id(self._answers)
 
     # ---- asking -------------------------------------------------------------------------------------------
     def recover(self) -> None:
@@ -87,7 +90,6 @@ class Probing:
         samples = [sample_of(row.trajectory, row.used_mask, row.advantage) for row in rows]
         routes = self._engine.free_routes(samples)
         questions = {}
-        self._cursor = self._bus.last_id(self._answers)
         for i, (row, sample) in enumerate(zip(rows, samples, strict=True)):
             probe = Probe(
                 update=segment.update,
@@ -118,18 +120,24 @@ class Probing:
         """Take what has been answered, and record the update once that is all. `block`: seconds to wait for one."""
         if self._open is None:
             return
-        for entries in self._bus.read({self._answers: self._cursor}, block).values():
-            self._cursor = entries[-1].id
-            for entry in entries:
-                answer = unpack(entry, Probed)
-                question = self._open.questions.get(answer.trajectory)
-                if question is not None and (answer.update, answer.version) == (
-                    question.probe.update,
-                    question.probe.version,
-                ):
-                    self._open.answers.setdefault(answer.trajectory, answer)
+        while found := self._bus.read({self._answers: self._cursor}, block).get(self._answers):
+            self._cursor, block = found[-1].id, None
+            for entry in found:
+                self._take(self._open, unpack(entry, Probed))
         if self._open.complete:
             self._close("")
+
+    def _take(self, asked: Asked, answer: Probed) -> None:
+        """An answer to another update's probe, or a second one, is of no use any more."""
+        question = asked.questions.get(answer.trajectory)
+        if answer.decode:
+            pairs = (answer.logprobs, answer.decode)
+            if len(pairs[0]) != len(pairs[1]) or not all(map(math.isfinite, (*pairs[0], *pairs[1]))):
+                _LOG.warning("%s compared decode with prefill of %s amiss", answer.worker, answer.trajectory)
+                return
+            self._noise = [*self._noise[-NOISES + 1 :], answer]
+        elif question is not None and question.probe.version == answer.version:
+            asked.answers.setdefault(answer.trajectory, answer)
 
     def settle(self) -> None:
         """The trainer leaves: wait a moment for answers that are under way, then record what there is."""
@@ -144,6 +152,7 @@ class Probing:
         asked, self._open, self._segment = self._open, None, None
         if asked is None:
             return
+        asked.noise, self._noise = self._noise, []
         record, rows = diagnose(asked, self._contract, closed, time.time())
         alarms = self._baselines.note(asked.update, record.terms)
         record = msgspec.structs.replace(record, baseline=self._baselines.of("mismatch"), alarms=alarms)
