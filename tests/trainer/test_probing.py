@@ -178,6 +178,26 @@ def test_decode_against_prefill_is_measured_also_where_every_token_is_older(
     assert (noise_tail.count, noise_tail.mean) == (2, pytest.approx(0.375)), "what does not fit is left out"
 
 
+def test_reference_kl_and_truncation_are_there_for_a_job_that_has_them(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    loss = {"kl": {"coefficient": 0.1, "estimator": "k3"}, "correction": {"kind": "truncate", "high": 1.01}}
+    world, trainer = flow(redis_url, job, tmp_path, loss=loss, diagnostics={"trajectories": 1})
+    for version in range(2):
+        made = world.feed(2, version)
+        for probe in asked(world, version + 1, 1):
+            reply(world, probe, made)
+        world.await_version(VersionId(0, version + 1))
+    first, second = recorded(world, 2)
+    trainer.stop()
+    assert first.reference_kl == {"k1": 0.0, "k2": 0.0, "k3": 0.0}, "nothing has been trained yet"
+    assert second.reference_kl["k2"] > 0
+    assert second.reference_kl["k3"] == pytest.approx(world.metrics()[1].kl)
+    assert second.truncated is not None
+    assert 0 < second.truncated <= 1, "the played log-probs are far from the trainer's"
+    assert not {"reference_kl", "truncated"} & second.unmeasured.keys()
+
+
 def test_answers_that_do_not_fit_are_told_and_not_used(redis_url: str, job: str, tmp_path: Path) -> None:
     world, trainer = flow(redis_url, job, tmp_path, diagnostics={"trajectories": 2})
     made = world.feed(2)

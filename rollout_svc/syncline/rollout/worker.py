@@ -127,7 +127,6 @@ def assemble(context: ServiceContext) -> Worker:
         convention=convention_of(spec),
         contract=spec.contract_digest(),
     )
-    environment = load(spec.task, spec.seeds.data)
     return Worker(
         engine=engine,
         intake=intake,
@@ -135,7 +134,9 @@ def assemble(context: ServiceContext) -> Worker:
         residence=residence,
         probes=probes,
         publisher=publisher,
-        prompter=Prompter(environment, codec, spec, engine.describe().experts is not None),
+        prompter=Prompter(
+            load(spec.task, spec.seeds.data), codec, spec, engine.describe().experts is not None
+        ),
         teller=Teller(
             bus, engine, intake, orders, residence, job=job, name=name, incarnation=context.incarnation
         ),

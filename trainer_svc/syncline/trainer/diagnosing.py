@@ -82,7 +82,8 @@ def over_the_update(
     else:
         unmeasured["effective_sample_size"] = "a log-prob is not finite"
     if loss.kl.coefficient > 0:
-        fields["reference_kl"] = {loss.kl.estimator: tally.kl / tally.tokens}
+        sums = {"k1": tally.k1, "k2": tally.k2, "k3": tally.k3}
+        fields["reference_kl"] = {name: total / tally.tokens for name, total in sums.items()}
     else:
         unmeasured["reference_kl"] = "loss.kl.coefficient is 0: the job has no reference policy"
     return fields, unmeasured

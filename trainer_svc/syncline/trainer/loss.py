@@ -100,6 +100,9 @@ class Tally:
     clamped: float = 0.0  # exponents that the overflow guard clamped
     outside: float = 0.0  # tokens outside the correction's interval
     kl: float = 0.0
+    k1: float = 0.0  # the three estimates of the same, whichever the loss asks for
+    k2: float = 0.0
+    k3: float = 0.0
     entropy: float = 0.0
 
     def __add__(self, other: Tally) -> Tally:
@@ -162,10 +165,12 @@ def policy_loss(inputs: LossInputs, settings: LossSettings, normaliser: Normalis
     if weights is not None:
         loss_N = loss_N * weights.weights_N
     kl = loss_N.new_zeros(())
+    estimates: dict[str, float] = {}
     if inputs.reference_N is not None:
         kl_N = kl_estimate(inputs.logprobs_N, inputs.reference_N, settings.kl_estimator)
         loss_N = loss_N + settings.kl * kl_N
         kl = kl_N.detach().sum()
+        estimates = _all_estimates(inputs.logprobs_N.detach(), inputs.reference_N)
     if inputs.entropy_N is not None and settings.entropy > 0:
         loss_N = loss_N - settings.entropy * inputs.entropy_N
     tally = Tally(
@@ -175,10 +180,16 @@ def policy_loss(inputs: LossInputs, settings: LossSettings, normaliser: Normalis
         clamped=float(clamped) + (0.0 if weights is None else float(weights.clamped)),
         outside=0.0 if weights is None else float(weights.outside),
         kl=float(kl),
+        **estimates,
         entropy=0.0 if inputs.entropy_N is None else float(inputs.entropy_N.detach().sum()),
     )
     total = normaliser.total(loss_N, inputs.lengths_B)
     return Outcome(total, tally, None if weights is None else weights.weights_N)
+
+
+def _all_estimates(logprobs_N: Tensor, reference_N: Tensor) -> dict[str, float]:
+    names: tuple[Literal["k1", "k2", "k3"], ...] = ("k1", "k2", "k3")
+    return {name: float(kl_estimate(logprobs_N, reference_N, name).sum()) for name in names}
 
 
 def _weights(inputs: LossInputs, settings: LossSettings) -> Weights | None:
