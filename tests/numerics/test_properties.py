@@ -18,6 +18,7 @@ from syncline.numerics.elements import (
     from_e8m0,
     inverse_e8m0,
     pack_nibbles,
+    power_of_two,
     to_e2m1,
     unpack_nibbles,
 )
@@ -127,6 +128,12 @@ def test_e8m0_bytes_are_exact_powers() -> None:
     bytes_ = torch.arange(255, dtype=torch.uint8)
     assert from_e8m0(bytes_).double().log2().tolist() == [float(b - 127) for b in range(255)]
     assert bool((from_e8m0(bytes_).double() * inverse_e8m0(bytes_).double() == 1).all())
+
+
+def test_powers_of_two_are_exact() -> None:
+    power = torch.arange(-160, 128, dtype=torch.int32)
+    want = [0.0 if p < -149 else 2.0**p for p in range(-160, 128)]
+    assert power_of_two(power).double().tolist() == want
 
 
 @given(

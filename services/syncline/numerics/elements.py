@@ -60,6 +60,17 @@ def from_e8m0(scale: torch.Tensor) -> torch.Tensor:
     return torch.where(byte == 0, 0x00400000, byte << 23).view(torch.float32)
 
 
+def power_of_two(power: torch.Tensor) -> torch.Tensor:
+    """float32 2^power of int32 `power` up to 127, exactly, subnormals included; 0 below 2^-149.
+
+    Made of bits: torch's `ldexp` goes through `pow`, which is exact on CPU and promised on no other device.
+    """
+    normal = (power.clamp(min=-126) + 127) << 23
+    subnormal = torch.ones_like(power) << (power + 149).clamp(0, 22)
+    bits = torch.where(power >= -126, normal, subnormal.where(power >= -149, 0))
+    return bits.view(torch.float32)
+
+
 def inverse_e8m0(scale: torch.Tensor) -> torch.Tensor:
     """float32 reciprocals of `from_e8m0`, exact: 2^(127 - byte)."""
     return from_e8m0(254 - scale)

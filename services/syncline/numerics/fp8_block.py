@@ -11,7 +11,7 @@ import torch
 
 from syncline.contract.schemes import Scheme
 from syncline.numerics import blockwise
-from syncline.numerics.elements import E4M3_MAX
+from syncline.numerics.elements import E4M3_MAX, power_of_two
 
 
 def encode(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +54,7 @@ def _scales(amax: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Ten
             # the smallest power of two with amax / scale <= 448 = 1.75 x 2^8 = 0.875 x 2^9
             mantissa, exponent = torch.frexp(floored)
             power = exponent - 9 + (mantissa > 0.875).to(torch.int32)
-            scale = _one_if_zero(torch.ldexp(torch.ones_like(floored), power).where(floored > 0, 0.0))
+            scale = _one_if_zero(power_of_two(power).where(floored > 0, 0.0))
             return scale, scale, False
         case "448/amax":
             inverse = (E4M3_MAX / floored).clamp(max=torch.finfo(torch.float32).max).where(floored > 0, 1.0)
