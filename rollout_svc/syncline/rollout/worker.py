@@ -102,18 +102,16 @@ def assemble(context: ServiceContext) -> Worker:
     store = BlobStore(folder / "store")
     codec = TextCodec(model_folder(context.settings.models, spec.model.name).path)
     engine = make_engine(spec, context, job, (folder / "key").read_bytes())
-    schedule = spec.schedule
-    policy = CommitPolicy(kind=schedule.in_flight, kv=schedule.kv, carried_age=schedule.carried_age)
     probes = Probes(bus, engine, spec, job, name)
-    orders = Orders(bus, engine, store, job, name, context.incarnation, policy, probes.before_commit)
+    orders = Orders(bus, engine, store, job, name, context.incarnation, policy_of(spec), probes.before_commit)
     devices = Devices(bus, context.heartbeat_key, context.incarnation)
     residence = Residence(bus, engine, orders, store, devices, spec, job, name, context.emit)
     ledger = Ledger(
         bus,
         job,
         batch_groups=spec.batch.groups,
-        max_lag=schedule.max_lag,
-        policy=schedule.lag_policy,
+        max_lag=spec.schedule.max_lag,
+        policy=spec.schedule.lag_policy,
         max_attempts=spec.limits.attempts,
     )
     intake = Intake(bus, ledger, job, name, spec.limits.worker_idle)
@@ -127,6 +125,7 @@ def assemble(context: ServiceContext) -> Worker:
         convention=convention_of(spec),
         contract=spec.contract_digest(),
     )
+    environment = load(spec.task, spec.seeds.data)
     return Worker(
         engine=engine,
         intake=intake,
@@ -134,15 +133,19 @@ def assemble(context: ServiceContext) -> Worker:
         residence=residence,
         probes=probes,
         publisher=publisher,
-        prompter=Prompter(
-            load(spec.task, spec.seeds.data), codec, spec, engine.describe().experts is not None
-        ),
+        prompter=Prompter(environment, codec, spec, engine.describe().experts is not None),
         teller=Teller(
             bus, engine, intake, orders, residence, job=job, name=name, incarnation=context.incarnation
         ),
         pace=Pace(pace_of(spec, name), context.stopping),
         inbox=Inbox(bus, job, residence, orders, probes),
     )
+
+
+def policy_of(spec: JobSpec) -> CommitPolicy:
+    """What a commit does to running requests, as the spec says."""
+    schedule = spec.schedule
+    return CommitPolicy(kind=schedule.in_flight, kv=schedule.kv, carried_age=schedule.carried_age)
 
 
 def make_engine(spec: JobSpec, context: ServiceContext, job: str, key: bytes) -> RolloutEngine:
