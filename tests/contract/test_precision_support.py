@@ -11,9 +11,12 @@ import pytest
 
 from syncline.contract.job import JobSpec
 from syncline.contract.job_rules import problems
-from syncline.contract.precision import Gemm, Hardware
+from syncline.contract.precision import Gemm, Hardware, with_variant
+from syncline.contract.precision_page import with_table
+from syncline.contract.precision_words import components
 from syncline.contract.recipes import RECIPES
 from syncline.contract.schemes import SCHEMES
+from syncline.contract.spec_text import parse_toml
 from syncline.contract.support import decide, lookup
 from syncline.contract.support_page import page
 from syncline.contract.support_rules import (
@@ -136,3 +139,27 @@ def test_weight_only_nvfp4_experts_are_emulated_by_marlin() -> None:
     found = decide(contract, "hopper", *PAIR, model="moe")
     assert found.emulations == ("Marlin: FP4 expert weights decoded into BF16 GEMMs",)
     assert decide(contract, "hopper", *PAIR, model="dense").kind == "refused"
+
+
+def test_the_table_of_recipes_is_up_to_date() -> None:
+    written = (Path(__file__).resolve().parents[2] / "docs" / "precision.md").read_text()
+    assert written == with_table(written), "run python -m syncline.contract.precision_page < docs/precision.md"
+
+
+def test_words_follow_the_contract() -> None:
+    fp8 = components(RECIPES["unified_fp8"])
+    assert fp8["fprop"] == "fp8_block codes of X and W multiplied"
+    assert components(with_variant(RECIPES["unified_fp8"], "plain"))["fprop"] == "BF16 values, wide GEMM"
+    assert components(RECIPES["glm52"])["rollout"].endswith("KV cache fp8_e4m3")
+    lora = components(RECIPES["qwen38"])
+    assert (lora["wgrad"], lora["convert"]) == (
+        "of the adapter alone, wide",
+        "the adapter moves in BF16; the base never does",
+    )
+
+
+def test_the_custom_contract_of_the_page_is_one() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "precision.md").read_text()
+    block = next(part for part in page.split("```") if "[precision.custom]" in part)
+    spec = parse_toml(f'name = "run"\nmodel.name = "tiny"\n{block}')
+    assert spec.contract().families[0].keep == ("model.layers.0.*",)
