@@ -1,4 +1,4 @@
-"""A job's diagnostics, added up for its summary. Pure."""
+"""A job's diagnostics as people see them: in pages, of one token, and added up for the summary. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,24 @@ from collections.abc import Iterable
 import msgspec
 
 from syncline.contract.diagnosis import TERMS, Diagnostics
+
+
+class DiagnosticsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The decomposition of each measured update, in the order recorded."""
+
+    items: list[Diagnostics]
+    next: str | None
+
+
+class Decomposition(msgspec.Struct, frozen=True, kw_only=True):
+    """One probed token's gap taken apart: trainer minus sampled log-prob = `mismatch` + `staleness`, in nats."""
+
+    worker: str  # that scored the token again
+    rollout_logprob: float  # under the version being updated
+    total: float
+    mismatch: float
+    staleness: float
+    kv_cache: float | None  # None: the contract's KV cache is wide
 
 
 class TermSummary(msgspec.Struct, frozen=True, kw_only=True):

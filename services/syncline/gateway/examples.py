@@ -10,10 +10,9 @@ from syncline.contract.job import JobSpec, ModelSpec
 from syncline.contract.recipes import RECIPES
 from syncline.contract.token_path import SamplingConvention, Segment, Timing, VersionSpan
 from syncline.contract.version_path import VersionId, VersionRecord, WorkerPath
+from syncline.gateway.diagnosed import Decomposition, DiagnosticsPage
 from syncline.gateway.shapes import (
     Accepted,
-    Decomposition,
-    DiagnosticsPage,
     Health,
     HopView,
     JobBrief,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from syncline.contract.token_path import TOKEN_PATH, VersionSpan
+from syncline.gateway.diagnosed import Decomposition
 from syncline.gateway.gathering import Gathered
 from syncline.gateway.shapes import (
-    Decomposition,
     HopView,
     TokenPath,
     TokenView,

@@ -14,13 +14,13 @@ from syncline.contract.streams import DEAD, DIAGNOSTICS, HEARTBEAT, METRICS, PHA
 from syncline.gateway import examples
 from syncline.gateway.access import Gateway, Here, Limit, TheJob, is_entry_id, only_known_parameters
 from syncline.gateway.answers import describe, reply
+from syncline.gateway.diagnosed import DiagnosticsPage
 from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.evidence import STATES, Evidence
 from syncline.gateway.gathering import ledger_of
 from syncline.gateway.records import JobRecord
 from syncline.gateway.reporter import evidence_of
 from syncline.gateway.shapes import (
-    DiagnosticsPage,
     LedgerView,
     MetricsPage,
     PhasePage,

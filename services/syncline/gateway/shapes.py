@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from syncline.contract.diagnosis import Diagnostics
 from syncline.contract.events import (
     Heartbeat,
     JobState,
@@ -20,6 +19,7 @@ from syncline.contract.events import (
 )
 from syncline.contract.token_path import Reward, SamplingConvention, Segment, Timing, VersionSpan
 from syncline.contract.version_path import VersionId, VersionRecord
+from syncline.gateway.diagnosed import Decomposition
 
 State = JobState | Literal["unrecorded"]
 """`unrecorded`: the job's folder is there, Redis no longer knows it, and no summary says how it ended."""
@@ -91,13 +91,6 @@ class MetricsPage(msgspec.Struct, frozen=True, kw_only=True):
     """One entry per update, in the order made. A resumed trainer repeats updates under a higher epoch."""
 
     items: list[UpdateMetrics]
-    next: str | None
-
-
-class DiagnosticsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The decomposition of each measured update, in the order recorded."""
-
-    items: list[Diagnostics]
     next: str | None
 
 
@@ -236,17 +229,6 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     text: str | None
     piece: str | None
-
-
-class Decomposition(msgspec.Struct, frozen=True, kw_only=True):
-    """One probed token's gap taken apart: trainer minus sampled log-prob = `mismatch` + `staleness`, in nats."""
-
-    worker: str  # that scored the token again
-    rollout_logprob: float  # under the version being updated
-    total: float
-    mismatch: float
-    staleness: float
-    kv_cache: float | None  # None: the contract's KV cache is wide
 
 
 class TokenPath(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ import redis
 from redis.backoff import ExponentialBackoff
 
 from syncline.runtime.commands import CommandRefused, Commands, Script
-from syncline.runtime.messages import BadMessage, Entry, Taken, Value, pack, unpack
+from syncline.runtime.messages import BadMessage, Entry, Taken, Value, entries_of, pack, unpack
 
 __all__ = [
     "BadMessage",
@@ -106,6 +106,10 @@ class Bus(Commands):
                 raise
         self.call("SCRIPT", "LOAD", lua)  # a new server, or one that was flushed
         return self.many(commands)
+
+    def newest(self, key: str, count: int) -> list[Entry]:
+        """The `count` newest entries of a stream, oldest first."""
+        return entries_of(key, self.call("XREVRANGE", key, "+", "-", "COUNT", count)[::-1])[0]
 
     def ping(self) -> bool:
         """True once the server has answered."""

@@ -80,10 +80,6 @@ class Commands(ABC):
         limit: tuple[Value, ...] = () if count is None else ("COUNT", count)
         return entries_of(key, self.call("XRANGE", key, start, end, *limit))[0]
 
-    def newest(self, key: str, count: int) -> list[Entry]:
-        """The `count` newest entries, oldest first."""
-        return entries_of(key, self.call("XREVRANGE", key, "+", "-", "COUNT", count)[::-1])[0]
-
     def length(self, key: str) -> int:
         """Entries in the stream."""
         return int(self.call("XLEN", key))
