@@ -143,7 +143,9 @@ def test_weight_only_nvfp4_experts_are_emulated_by_marlin() -> None:
 
 def test_the_table_of_recipes_is_up_to_date() -> None:
     written = (Path(__file__).resolve().parents[2] / "docs" / "precision.md").read_text()
-    assert written == with_table(written), "run python -m syncline.contract.precision_page < docs/precision.md"
+    assert written == with_table(written), (
+        "run python -m syncline.contract.precision_page < docs/precision.md"
+    )
 
 
 def test_words_follow_the_contract() -> None:
