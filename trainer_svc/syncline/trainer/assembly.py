@@ -77,7 +77,7 @@ def assemble(ctx: ServiceContext) -> Parts:
         intake=intake,
         updating=updating,
         probing=Probing(ctx.bus, engine, spec, job, folder, ctx.emit),
-        mint=Mint(ctx.bus, job, folder, contract, prefixes),
+        mint=Mint(ctx.bus, job, folder, contract, prefixes, adapter=spec.contract().adapter is not None),
         checkpoints=checkpoints,
         resume=Resume(ledger, engine, updating, checkpoints, folder),
         device=Device(Devices(ctx.bus, ctx.heartbeat_key, ctx.incarnation), spec, job, ctx.name),

@@ -148,11 +148,13 @@ class TrainerEngine(Protocol):
         """
         ...
 
-    def export(self, folder: Path) -> dict[str, str]:
+    def export(self, folder: Path, base: bool = True) -> dict[str, str]:
         """Write the present weights in the contract's trainer dtype under Hugging Face checkpoint names.
 
         Writes `model.safetensors` and `config.json` into the new `folder`, fsynced. Returns file ->
         sha256 hex.
+
+        base   False, for a job with an adapter: the adapter alone, as `adapter.safetensors`
         """
         ...
 

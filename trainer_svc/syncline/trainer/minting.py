@@ -19,11 +19,19 @@ from syncline.trainer.engine import Sample, TrainerEngine
 
 
 class Mint:
-    """Makes versions of one job. `prefixes`: the canaries' samples."""
+    """Makes versions of one job.
 
-    def __init__(self, bus: Bus, job: str, folder: Path, contract: str, prefixes: list[Sample]) -> None:
+    prefixes   the canaries' samples
+    adapter    the base is frozen: once a version that brought it is published, later ones bring the adapter alone
+    """
+
+    def __init__(
+        self, bus: Bus, job: str, folder: Path, contract: str, prefixes: list[Sample], adapter: bool = False
+    ) -> None:
         self._bus, self._job, self._folder, self._contract = bus, job, folder, contract
         self._prefixes = prefixes
+        self._adapter = adapter
+        self._whole: VersionId | None = None  # newest version of this process that brought the base
 
     def mint(
         self,
@@ -46,7 +54,9 @@ class Mint:
             trajectories=trajectories,
         ) as hop:
             hop.set(parent=parent)  # an argument of that name would be the trace's parent
-            files = engine.export(self._folder / "export" / str(version))
+            base = self._base()
+            files = engine.export(self._folder / "export" / str(version), base=base is None)
+            self._whole = version if base is None else self._whole
             minted = Minted(
                 job=self._job,
                 version=version,
@@ -58,9 +68,20 @@ class Mint:
                 canaries=canaries.score(engine, self._prefixes),
                 traceparent=hop.traceparent,
                 minted_at=time.time(),
+                base=base,
             )
             self._announce(minted)
         return hop.traceparent
+
+    def _base(self) -> VersionId | None:
+        """The version that a new one may build on: this process's own, as long as its manifest lists the base."""
+        if not self._adapter or self._whole is None:
+            return None
+        raw = self._bus.hgetall(VERSIONS.at(self._job)).get(str(self._whole).encode())
+        if raw is None:
+            return None
+        record = msgspec.json.decode(raw, type=VersionRecord)
+        return self._whole if record.state in ("published", "active") else None
 
     def _announce(self, minted: Minted) -> None:
         """In this order: the record is there before sync can read of the version, the scheduler hears last."""

@@ -21,7 +21,7 @@ from syncline.numerics.operands import GemmName
 from syncline.numerics.quantized import dequantize
 from syncline.reference.model import LoadedModel
 from syncline.reference.trained import LowBit, Trained, train_in
-from syncline.trainer.engines.state import Gathered, Live
+from syncline.trainer.engines.state import Gathered, Live, Sizes
 
 _GEMMS: tuple[GemmName, ...] = ("fprop", "dgrad", "wgrad")
 
@@ -41,6 +41,18 @@ def check_contract(contract: PrecisionContract) -> None:
             )
         if not any(family.weight.format == "fp8_block" for family in contract.families):
             raise ValueError(f"{where}: trainer.gather 'fp8_block': no family has that format")
+
+
+def elements(contract: PrecisionContract, sizes: Sizes, reference: bool) -> int:
+    """FP32 elements that a trainer of `sizes` holds, at most. `reference`: it compares with one."""
+    # of low-bit weights codes, and values that they stand for
+    model = sizes.parameters * (3 if contract.families else 1)
+    # masters, two moments and gradients of what trains; where the model's values are not the masters, both
+    trained = 4 if contract.trainer.parameters == "bf16" else 3
+    if contract.adapter is not None:
+        # without its adapter the model is its own reference
+        return model + (trained + 1) * contract.adapter.rank * sizes.per_rank
+    return model + sizes.parameters * (trained + (1 if reference else 0))
 
 
 class Numerics:

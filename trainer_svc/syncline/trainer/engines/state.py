@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from syncline.contract.job import OptimizerSpec
+from syncline.reference.adapter import Adapters
 from syncline.reference.model import LoadedModel, ModelFolder, TextCodec, export_state, round_to_bf16
 from syncline.runtime.durable import sync_file, sync_folder
+from syncline.trainer.engines.frozen import DIGEST, FrozenBase
 
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -31,16 +34,22 @@ class Live:
 
     rounded    the model holds BF16 values of the masters; otherwise it holds the masters themselves
     gathered   (name, master) -> what reaches the model of it before it is rounded
+    adapters   all that trains; everything else is the frozen base then: no masters, no gradients, no moments
     """
 
     def __init__(
-        self, loaded: LoadedModel, optimizer: OptimizerSpec, rounded: bool, gathered: Gathered | None = None
+        self,
+        loaded: LoadedModel,
+        optimizer: OptimizerSpec,
+        rounded: bool,
+        gathered: Gathered | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.loaded = loaded
         self._gathered = gathered
         self._spec = optimizer
         self._rounded = rounded
-        self._model = dict(loaded.model.named_parameters())
+        self._model = {name: p for name, p in loaded.model.named_parameters() if p.requires_grad}
         self.masters: dict[str, Tensor] = {
             name: nn.Parameter(p.detach().clone()) if rounded else p for name, p in self._model.items()
         }
@@ -49,6 +58,7 @@ class Live:
         if gathered is not None:
             self._round()
         self.optimizer = _optimizer(list(self.masters.values()), optimizer)
+        self.base = None if adapters is None else FrozenBase(loaded.model, adapters)
 
     # ---- one step ---------------------------------------------------------------------------------------
     def non_finite_gradients(self) -> list[str]:
@@ -92,23 +102,27 @@ class Live:
         if self._rounded:
             yield
             return
-        kept = {name: p.detach().clone() for name, p in self._model.items()}
+        every = dict(self.loaded.model.named_parameters())
+        kept = {name: p.detach().clone() for name, p in every.items()}
         buffers = {name: b.clone() for name, b in self._buffers().items()}
         round_to_bf16(self.loaded.model, keep)
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, p in self._model.items():
+                for name, p in every.items():
                     p.copy_(kept[name])
                 for name, b in self._buffers().items():
                     b.copy_(buffers[name])
 
     # ---- disk -------------------------------------------------------------------------------------------
     def write(self, folder: Path, durable: bool) -> None:
-        """Masters, buffers, optimizer and random state into `folder`. `durable`: fsynced."""
+        """Masters, buffers, optimizer and random state into `folder`. `durable`: fsynced.
+
+        Of a frozen base its digest alone.
+        """
         weights = {f"parameter.{name}": p.detach() for name, p in self.masters.items()}
-        weights |= {f"buffer.{name}": b for name, b in self._buffers().items()}
+        weights |= self._fixed()
         save_file({k: v.contiguous() for k, v in weights.items()}, folder / WEIGHTS)
         save_file(self._optimizer_tensors() | {"rng.cpu": torch.get_rng_state()}, folder / OPTIMIZER)
         if durable:
@@ -120,8 +134,10 @@ class Live:
         weights = _read(folder / WEIGHTS)
         state = _read(folder / OPTIMIZER)
         targets = {f"parameter.{name}": p for name, p in self.masters.items()}
-        targets |= {f"buffer.{name}": b for name, b in self._buffers().items()}
+        targets |= self._fixed()
         _check(folder / WEIGHTS, weights, targets)
+        if self.base is not None:
+            self.base.refuse_other(folder / WEIGHTS, weights[DIGEST])
         moments = _moments(folder / OPTIMIZER, state, self.masters)
         with torch.no_grad():
             for name, target in targets.items():
@@ -132,6 +148,12 @@ class Live:
             self.optimizer.state.pop(self.masters[name], None)
         torch.set_rng_state(state["rng.cpu"])
         self._round()
+
+    def _fixed(self) -> dict[str, Tensor]:
+        """What is kept beside the masters: buffers, or of a frozen base, whose they are, its digest."""
+        if self.base is None:
+            return {f"buffer.{name}": b for name, b in self._buffers().items()}
+        return {DIGEST: self.base.check()}
 
     def _buffers(self) -> dict[str, Tensor]:
         """Persistent buffers: part of a checkpoint, never trained."""
@@ -146,23 +168,39 @@ class Live:
                     out[f"{field}.{name}"] = value.contiguous()
         return out
 
-    def export(self, folder: Path, dtype: torch.dtype) -> dict[str, str]:
-        """`model.safetensors` and `config.json` in the new `folder`. Returns file -> sha256 hex."""
+    def export(self, folder: Path, dtype: torch.dtype, base: bool = True) -> dict[str, str]:
+        """`model.safetensors` and `config.json` in the new `folder`. Returns file -> sha256 hex.
+
+        base   False: the adapter alone, as `adapter.safetensors`
+        """
+        plan, file = self.loaded.plan, "model.safetensors"
+        if self.base is not None:
+            self.base.check()
+            adapters = self.base.adapters
+            plan = adapters.whole(plan) if base else adapters.state
+            file = file if base else "adapter.safetensors"
         folder.mkdir(parents=True)
         tensors = {
             name: t.to(dtype) if t.is_floating_point() else t
-            for name, t in export_state(self.loaded.model, self.loaded.plan)
+            for name, t in export_state(self.loaded.model, plan)
         }
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / file, metadata={"format": "pt"})
         (folder / "config.json").write_bytes((self.loaded.folder.path / "config.json").read_bytes())
-        files = {name: sync_file(folder / name) for name in ("model.safetensors", "config.json")}
+        files = {name: sync_file(folder / name) for name in (file, "config.json")}
         sync_folder(folder)
         sync_folder(folder.parent)
         return files
 
 
-def import_code(folder: ModelFolder) -> int:
-    """Import all that the architecture needs, without memory for a single weight; returns its parameter count.
+class Sizes(NamedTuple):
+    """Elements of an architecture. `per_rank`: of an adapter of rank 1 on every linear layer."""
+
+    parameters: int
+    per_rank: int
+
+
+def import_code(folder: ModelFolder) -> Sizes:
+    """Import all that the architecture needs, without memory for a single weight.
 
     So that the resident size before the first load is that of the code, and what sleep must return to.
     """
@@ -173,7 +211,10 @@ def import_code(folder: ModelFolder) -> int:
     TextCodec(folder.path)
     gc.collect()
     gc.freeze()  # what was imported lives for ever: looking through it at each sleep took 0.2 s
-    return sum(p.numel() for p in model.parameters())
+    linear = (m for m in model.modules() if isinstance(m, nn.Linear))
+    return Sizes(
+        sum(p.numel() for p in model.parameters()), sum(m.in_features + m.out_features for m in linear)
+    )
 
 
 def return_memory() -> None:

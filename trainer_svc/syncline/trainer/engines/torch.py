@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import shutil
 from array import array
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from syncline.contract.job import JobSpec
 from syncline.numerics.quantized import NotQuantizable
 from syncline.numerics.route_agreement import RouteCounts
+from syncline.reference.adapter import attach
 from syncline.reference.model import LoadedModel, load_model, model_folder, round_to_bf16
 from syncline.trainer.corrections import Correction
 from syncline.trainer.engine import Description, EngineAsleep, NonFiniteWeights, Sample, StepResult
@@ -30,7 +32,7 @@ from syncline.trainer.engines import state
 from syncline.trainer.engines.forward import Rows, fed, rows_of, sampled_logprobs
 from syncline.trainer.engines.free_routes import free_routes
 from syncline.trainer.engines.parts import Part, split, unreadable
-from syncline.trainer.engines.precision import Numerics, check_contract
+from syncline.trainer.engines.precision import Numerics, check_contract, elements
 from syncline.trainer.engines.replay import Routes, total
 from syncline.trainer.loss import LossInputs, LossSettings, Normaliser, Tally, policy_loss
 from syncline.trainer.pack import micro_batches
@@ -73,17 +75,12 @@ class TorchEngine:
         self._slept = False
         self._reference: LoadedModel | None = None
         self._description: Description | None = None
-        self._parameters = state.import_code(model_folder(models, spec.model.name))
+        self._sizes = state.import_code(model_folder(models, spec.model.name))
 
     # ---- memory -----------------------------------------------------------------------------------------
     @property
     def memory(self) -> int:
-        # masters, two moments, gradients, the model; of low-bit weights codes, and values that they stand for
-        copies = (5 if self._contract.trainer.parameters == "bf16" else 4) + (
-            2 if self._contract.families else 0
-        )
-        reference = 1 if self._loss.kl > 0 else 0
-        return 4 * self._parameters * (copies + reference) + 3 * _LOGITS_BYTES // 4
+        return 4 * elements(self._contract, self._sizes, self._loss.kl > 0) + 3 * _LOGITS_BYTES // 4
 
     @property
     def awake(self) -> bool:
@@ -99,12 +96,15 @@ class TorchEngine:
             return
         loaded, rounded = self._load(), self._contract.trainer.parameters == "bf16"
         numerics = Numerics(loaded, self._contract)
-        live = state.Live(loaded, self._spec.optimizer, rounded, numerics.gathers)
+        adapters, adapter = None, self._contract.adapter
+        if adapter is not None:
+            adapters = attach(loaded.model, loaded.plan, adapter, self._spec.seeds.model)
+        live = state.Live(loaded, self._spec.optimizer, rounded, numerics.gathers, adapters)
         if self._slept:
             live.read(self._scratch)
         else:
             shutil.rmtree(self._scratch, ignore_errors=True)  # a dead process's sleep is no checkpoint
-        if self._loss.kl > 0:
+        if self._loss.kl > 0 and adapters is None:
             self._reference = self._load()
             if rounded:
                 round_to_bf16(self._reference.model)
@@ -115,7 +115,7 @@ class TorchEngine:
             name="torch",
             device=str(self._device),
             parameters=sum(p.numel() for p in live.masters.values()),
-            tensors=tuple(live.loaded.plan.windows),
+            tensors=tuple((loaded.plan if adapters is None else adapters.whole(loaded.plan)).windows),
             trainer_dtype=self._contract.trainer.parameters,
             vocab=live.loaded.vocab,
         )
@@ -133,6 +133,17 @@ class TorchEngine:
         loaded = load_model(self._models, self._spec.model, self._spec.seeds.model)
         loaded.model.to(self._device)  # type: ignore[arg-type]  # transformers' stub wants a string
         return loaded
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[PreTrainedModel]:
+        """The reference policy: a model of its own, or, of a job with an adapter, the base without it."""
+        if self._reference is not None:
+            yield self._reference.model
+            return
+        live = self._need()
+        assert live.base is not None
+        with live.base.adapters.disabled():
+            yield live.loaded.model
 
     def _need(self) -> state.Live:
         if self._live is None:
@@ -255,9 +266,9 @@ class TorchEngine:
         behaviour_N = torch.tensor([p for s in samples for p in s.behaviour], device=self._device)
         advantages_B = torch.tensor([s.advantage for s in samples], device=self._device)
         reference_N: Tensor | None = None
-        if self._reference is not None:
-            with torch.no_grad():
-                reference_N = sampled_logprobs(self._reference.model, rows, False)[0][in_loss_N]
+        if self._loss.kl > 0:
+            with torch.no_grad(), self._as_reference() as model:
+                reference_N = sampled_logprobs(model, rows, False)[0][in_loss_N]
         return LossInputs(
             logprobs_N=logprobs_N[in_loss_N],
             proximal_N=logprobs_N.detach()[in_loss_N],
@@ -269,13 +280,13 @@ class TorchEngine:
         )
 
     # ---- files ------------------------------------------------------------------------------------------
-    def export(self, folder: Path) -> dict[str, str]:
+    def export(self, folder: Path, base: bool = True) -> dict[str, str]:
         live = self._need()
         broken = live.non_finite_weights()
         if broken:
             raise NonFiniteWeights(f"not exported: {', '.join(broken)} non-finite")
         dtype = torch.bfloat16 if self._contract.trainer.parameters == "bf16" else torch.float32
-        return live.export(folder, dtype)
+        return live.export(folder, dtype, base)
 
     def save(self, folder: Path) -> None:
         self._need().write(folder, durable=True)
