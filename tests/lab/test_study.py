@@ -17,7 +17,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from syncline.lab.figure import page
+from syncline.lab.figure import drawing, page
 from syncline.lab.findings import Study, findings, table
 from syncline.lab.records import Cell, Gap, Order, Point, finished
 
@@ -159,6 +159,8 @@ def test_the_table_is_markdown_with_a_row_per_variant() -> None:
 def test_the_figure_stands_alone_and_draws_zero_at_the_axis_end() -> None:
     html = page(_made())
     assert not re.search(r"(src|href)=|https?://|@import|url\(", html), "nothing is fetched"
+    alone = ElementTree.fromstring(drawing(_made()))
+    assert alone.tag == "{http://www.w3.org/2000/svg}svg"
     drawings = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
     assert len(drawings) == 2
     comparison = ElementTree.fromstring(drawings[0])

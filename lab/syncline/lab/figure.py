@@ -1,4 +1,4 @@
-"""The study's figure: one HTML file that needs nothing else, drawings as inline SVG. Pure.
+"""The study's figure: one HTML file that needs nothing else, drawings as inline SVG, and an SVG for pages. Pure.
 
 Upper drawing: a row per trainer variant, and side by side how far its policy is from rollout, how far from a BF16
 forward of the same weights, and what reward it reached. Lower drawing: reward over updates. Small dots are seeds.
@@ -63,6 +63,13 @@ BF16 forward of the very same weights: what quantising the forward moves by itse
 <section>{_curves(study)}<ul>{legend}</ul><p>Mean reward of each update, mean over seeds, averaged over 5 updates.</p>
 </section></main></body></html>
 """
+
+
+def drawing(study: Study) -> str:
+    """The upper drawing as an SVG file of its own."""
+    inner = _comparison(study)
+    opening, rest = inner.split(">", 1)
+    return f'{opening} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{rest}\n'
 
 
 def _comparison(study: Study) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from syncline.lab.figure import page
+from syncline.lab.figure import drawing, page
 from syncline.lab.findings import NAMES, Study, findings, table
 from syncline.lab.records import Cell, Order, finished
 from syncline.runtime.durable import write_whole
@@ -152,7 +152,7 @@ def orders(
 
 
 def study(args: argparse.Namespace) -> Study:
-    """Run what is missing and write `study.json`, `study.md` and `study.html` into `args.out`."""
+    """Run what is missing and write `study.json`, `study.md`, `study.html` and `study.svg` into `args.out`."""
     recipe = FORMATS[args.format]
     wanted = orders(recipe, args.variants, args.seeds, args.updates, args.groups)
     progress = Progress(args.format, len(wanted), args.updates)
@@ -171,6 +171,7 @@ def study(args: argparse.Namespace) -> Study:
     write_whole(args.out / "study.json", msgspec.json.encode(done))
     write_whole(args.out / "study.md", table(done).encode())
     write_whole(args.out / "study.html", page(done).encode())
+    write_whole(args.out / "study.svg", drawing(done).encode())
     return done
 
 
