@@ -1,0 +1,43 @@
+"""The few things that numpy arrays and torch tensors do under different names."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+Array = Any
+"""`numpy.ndarray` or `torch.Tensor`, in any dtype; BF16 and FP8 in numpy are unsigned integers of their width."""
+
+
+def zeros(shape: tuple[int, ...], like: Array) -> Array:
+    """A new array of zeros of `like`'s kind, dtype and device."""
+    return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
+
+
+def raw(array: Array) -> memoryview:
+    """The bytes of `array` in C order; a copy only where it does not lie so, or not in main memory."""
+    if not isinstance(array, np.ndarray):
+        import torch  # whoever hands over a tensor has loaded it
+
+        array = array.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def digest(array: Array) -> str:
+    """sha256 hex of the raw bytes, as in `TensorEntry.digest`."""
+    return hashlib.sha256(raw(array)).hexdigest()
+
+
+def equal(one: Array, other: Array) -> bool:
+    """Whether both hold the same bytes; NaN equals itself, 0 and -0 differ."""
+    return one.shape == other.shape and one.dtype == other.dtype and raw(one) == raw(other)
+
+
+def region(array: Array, axis: int, start: int, stop: int, slot: int | None = None) -> Array:
+    """View of `array[slot][..., start:stop, ...]`; a scalar is a region of length 1."""
+    view = array if slot is None else array[slot]
+    if view.ndim == 0:
+        return view.reshape(1)
+    return view[(slice(None),) * axis + (slice(start, stop),)]
