@@ -18,5 +18,5 @@ def free_routes(model: torch.nn.Module, tap: RouteTap, samples: Sequence[Sample]
     rows = rows_of(samples, next(model.parameters()).device)
     with tap.catching(True) as caught:
         sampled_logprobs(model, rows, False)  # type: ignore[arg-type]  # a PreTrainedModel
-    ids_BTLK = tap.stacked(caught).long().cpu().unflatten(0, tuple(rows.ids_BT.shape))
+    ids_BTLK = tap.stacked(caught).long().cpu().reshape(*rows.ids_BT.shape, tap.layers, tap.topk)
     return [ids_TLK[: fed(sample)] for ids_TLK, sample in zip(ids_BTLK, samples, strict=True)]
