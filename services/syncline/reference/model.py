@@ -21,6 +21,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
 from syncline.contract.job import ModelSpec
+from syncline.reference.chunks import fit_chunks
 from syncline.reference.state import (
     StatePlan,
     UnknownLayout,
@@ -213,6 +214,7 @@ def _pretrained(folder: ModelFolder) -> PreTrainedModel:
 
 def _eval(model: PreTrainedModel) -> PreTrainedModel:
     model.train(False)
+    fit_chunks(model)
     return model
 
 
