@@ -22,24 +22,21 @@ _MANTISSA = {"mxfp8": 3, "mxfp4": 1}
 def scale_bytes(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """E8M0 bytes for block maxima `amax` (float32, finite, >= 0), by `scheme.rule`; exact for every input."""
     amax = amax.clamp(min=scheme.amax_floor) if scheme.amax_floor else amax
-    mantissa, exponent = torch.frexp(amax)  # amax = mantissa x 2^exponent with 0.5 <= mantissa < 1
-    # the same as 1.fraction x 2^power, with the fraction as 23 bits, subnormals included
-    fraction = (mantissa.view(torch.int32) & 0x7FFFFF).where(amax > 0, 0)
-    power = exponent - 1
+    # 1.fraction x 2^power has the bits power + 127 | fraction (23 bits): the exponent takes one more where an addition to
+    # the fraction carries over. A subnormal amax is under every scale but the smallest, byte 0, whatever its fraction.
     match scheme.rule:
         case "floor":
-            up = torch.zeros_like(fraction, dtype=torch.bool)
+            carry = 0
         case "ceil":
-            up = fraction > 0
+            carry = 0x7FFFFF
         case "rceil":
-            up = fraction > _TOP[scheme.format]
+            carry = 0x7FFFFF - _TOP[scheme.format]
         case "even" | "even1":
-            bits = _MANTISSA[scheme.format] if scheme.rule == "even" else 1
-            up = fraction + (1 << (22 - bits)) >= 1 << 23
+            carry = 1 << (22 - (_MANTISSA[scheme.format] if scheme.rule == "even" else 1))
         case _:
             raise ValueError(f"rule {scheme.rule!r} is none of {scheme.format}")
-    byte = power - _EMAX[scheme.format] + up.to(torch.int32) + 127
-    return byte.clamp(0, 254).where(amax > 0, 0).to(torch.uint8)
+    power = (amax.view(torch.int32) + carry) >> 23
+    return (power - _EMAX[scheme.format]).clamp(0, 254).to(torch.uint8)
 
 
 def encode(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
