@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from syncline.contract.artefact import parts
 from syncline.contract.plan import PlanEntry
 from syncline.contract.version_path import (
     SignedManifest,
@@ -26,6 +27,7 @@ from syncline.reference.adapter import Adapters, attach
 from syncline.reference.model import empty_model
 from syncline.reference.packed import DTYPES, pack
 from syncline.reference.routes import RouteTap
+from syncline.reference.state import compute_in_bf16
 from syncline.rollout.engine import StageFailed
 from syncline.rollout.engines.expected import Expected
 from syncline.runtime.store import BadBlob, BlobStore, MissingBlob
@@ -34,13 +36,17 @@ from syncline.runtime.store import BadBlob, BlobStore, MissingBlob
 class Weights:
     """A model and the version that its tensors are. `version` is None while a load is under way or failed.
 
-    Low-bit weights lie in few bits alone (`reference/packed.py`), wide ones in FP32 with BF16 values. A tensor whose
+    Low-bit weights lie in few bits alone (`reference/packed.py`), wide ones with BF16 values in the contract's
+    compute dtype. A tensor whose
     digest the buffer holds already is not copied again: what is held is hashed, and stands if it is that digest.
     """
 
     def __init__(self, expected: Expected) -> None:
         self.expected = expected
-        self.packed = pack(empty_model(expected.folder), expected.state, expected.plan, expected.contract)
+        architecture = empty_model(expected.folder)
+        if expected.contract.compute == "bf16":
+            compute_in_bf16(architecture)
+        self.packed = pack(architecture, expected.state, expected.plan, expected.contract)
         self.model: PreTrainedModel = self.packed.model
         self.adapters: Adapters | None = None
         if expected.contract.adapter is not None:
@@ -56,6 +62,9 @@ class Weights:
         self.contents: dict[str, str] = {}  # tensor name -> digest, as read back
         self.copied = 0  # bytes that the last load wrote
         self._held: dict[str, str] = {}  # tensor name -> what was written there last, verified
+        self._quantised: dict[
+            str, str
+        ] = {}  # weight -> blob and outer scale that its codes were made of here
         self._ties = dict(expected.state.ties)
 
     @property
@@ -129,6 +138,13 @@ class Weights:
     def _quantise(
         self, entry: TensorEntry, planned: PlanEntry, outer: Tensor | None, store: BlobStore
     ) -> str:
+        made_of = entry.digest if outer is None else f"{entry.digest} under {outer.item().hex()}"
+        names = [part.name for part in parts(planned)]
+        if self._quantised.get(entry.name) == made_of and all(
+            self._held.get(name) == _digest(self.packed.slots[name]) for name in names
+        ):
+            return entry.digest
+        self._quantised.pop(entry.name, None)
         wide = _tensor(entry, store)
         try:
             written = self.packed.quantise(planned, wide, outer)
@@ -137,8 +153,11 @@ class Weights:
         for name, made in written.items():
             if _digest(self.packed.slots[name]) != _digest(made):
                 raise StageFailed(f"tensor {name} does not read back as {entry.name} was quantised")
+            self._held[name] = _digest(made)
+        found = _digest(wide)
+        self._quantised[entry.name] = made_of
         self.copied += entry.nbytes
-        return _digest(wide)
+        return found
 
 
 def _tensor(entry: TensorEntry, store: BlobStore) -> Tensor:
