@@ -95,16 +95,16 @@ def metrics_of(
         skipped=result.skipped,
         clamped=int(tally.clamped),
         outside=int(tally.outside),
-        trace=result.trace,
-        **_routes(result),
+        **_ran(result),
         at=at,
     )
 
 
-def _routes(result: StepResult) -> dict[str, Any]:
+def _ran(result: StepResult) -> dict[str, Any]:
+    """What the step used, and where its routes went."""
     if result.routes is None:
-        return {}
-    return {"route_agreement": result.routes.agreement, "route_diverged": result.routes.first}
+        return {"trace": result.trace}
+    return {"trace": result.trace, "route_agreement": result.routes.agreement, "route_diverged": result.routes.first}
 
 
 def _same_version(segment: Segment, scores: Scores) -> list[float]:
