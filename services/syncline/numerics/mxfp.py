@@ -22,8 +22,8 @@ _MANTISSA = {"mxfp8": 3, "mxfp4": 1}
 def scale_bytes(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """E8M0 bytes for block maxima `amax` (float32, finite, >= 0), by `scheme.rule`; exact for every input."""
     amax = amax.clamp(min=scheme.amax_floor) if scheme.amax_floor else amax
-    # 1.fraction x 2^power has the bits power + 127 | fraction (23 bits): the exponent takes one more where an addition to
-    # the fraction carries over. A subnormal amax is under every scale but the smallest, byte 0, whatever its fraction.
+    # 1.fraction x 2^power has the bits power + 127 | fraction (23 bits): the exponent takes one more where an addition
+    # to the fraction carries over. A subnormal amax is under every scale but the smallest, byte 0, for any fraction.
     match scheme.rule:
         case "floor":
             carry = 0
