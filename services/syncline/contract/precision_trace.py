@@ -31,11 +31,12 @@ Held = Literal[
 ]
 """What bytes are for. `reconstructed`: dequantised copies that live between calls; `transposed`: codes quantised along
 another contraction; `workspace`: the largest temporary of one call; `gathered`: what data-parallel ranks would
-exchange per update; `artefact`: what sync put into the store."""
+exchange per update; `artefact`: what sync put into the store; `kv_cache`: the context of one token of a request."""
 
 
 class Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one component made of one family. `family` empty: everything that no family names.
+    """What one component made of one family. `family` empty: everything that no family names; "kv_cache": the
+    context of requests, where it is stored quantised.
 
     tensors      weights it was seen on
     encoded      codes and scales, such as "E4M3, FP32 scale per 128x128"; "bf16 values" for wide

@@ -36,7 +36,7 @@ from syncline.rollout.engines.batching import Batch
 from syncline.rollout.engines.expected import Expected, expected
 from syncline.rollout.engines.kv import CacheBytes
 from syncline.rollout.engines.scoring import prefill_score
-from syncline.rollout.engines.traced import context_bytes, rollout_trace
+from syncline.rollout.engines.traced import Context, context_of, rollout_trace
 from syncline.rollout.engines.weights import Weights, release_memory
 from syncline.runtime.store import BlobStore
 
@@ -69,7 +69,7 @@ class ReferenceEngine:
         self._stop_ids = stop_ids(self._folder)
         self._config = self._folder.config.get_text_config(decoder=True)
         self._description, self._expected = self._describe()
-        self._context_bytes: int | None = None  # of a token, once measured
+        self._context: Context | None = None  # how it is stored, once measured
         self._lanes: list[Batch] = []  # oldest first; new requests join the last
         self._staged: Weights | None = None
         self._spare: Weights | None = None
@@ -192,9 +192,9 @@ class ReferenceEngine:
         weights = self._staged if buffer == "staged" else self._active()
         if weights is None:
             raise ValueError(f"there is no {buffer} version to trace")
-        if self._context_bytes is None:
-            self._context_bytes = context_bytes(weights.model, self._kv)
-        return rollout_trace(weights, self._context_bytes)
+        if self._context is None:
+            self._context = context_of(weights.model, self._kv)
+        return rollout_trace(weights, self._context)
 
     # ---- versions
     def stage(self, signed: SignedManifest, store: BlobStore) -> Staged:
