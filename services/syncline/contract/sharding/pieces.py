@@ -11,10 +11,13 @@ from collections.abc import Iterator
 
 import msgspec
 
+from syncline.contract.artefact import parts
+from syncline.contract.plan import PrecisionPlan
 from syncline.contract.sharding.adapters import adapters
 from syncline.contract.sharding.cuts import Piece, Shapes, cut
 from syncline.contract.sharding.grid import BadLayout, Rank
 from syncline.contract.sharding.layout import Layout, Rule
+from syncline.contract.sharding.lowbit import check_blocks, cut_parts, entries_of
 from syncline.contract.sharding.megatron import megatron
 from syncline.contract.sharding.sglang import sglang
 
@@ -47,29 +50,72 @@ def rules(layout: Layout) -> tuple[Rule, ...]:
     return (*base, *(derived for rule in base for derived in adapters(rule, layout)))
 
 
-def shards(layout: Layout, shapes: Shapes, rank: Rank) -> tuple[Shard, ...]:
-    """What `rank` holds of the full tensors `shapes` (checkpoint name -> shape), in the order of rules and layers.
+class Sharding:
+    """`layout` on a model: what each rank holds, computed when asked for.
 
-    Raises `BadLayout` naming the tensor, the group, its size and the legal ones.
+    shapes  checkpoint name -> shape of the full tensors: base, adapter or both; low-bit weights as they were before
+    plan    says which of them are low-bit and lie as codes and scales; None: none
     """
-    return tuple(_shard(layout, placed, shapes, rank) for placed in placed_on(layout, shapes, rank))
 
+    def __init__(self, layout: Layout, shapes: Shapes, plan: PrecisionPlan | None = None) -> None:
+        self.layout = layout
+        self.weights = dict(shapes)
+        self._low = {e.name: e for e in plan.low_bit() if e.name in shapes} if plan else {}
+        for name, entry in self._low.items():
+            if entry.shape != tuple(shapes[name]):
+                raise BadLayout(f"tensor {name} has shape {list(shapes[name])}, the plan {list(entry.shape)}")
+        self._on = functools.lru_cache(maxsize=4)(self._computed)
 
-def check(layout: Layout, shapes: Shapes) -> None:
-    """Raises `BadLayout` for a full tensor that no rule of `layout` covers, and for what `shards` refuses."""
-    if layout.model.tied and "lm_head.weight" in shapes:
-        raise BadLayout("tensor lm_head.weight: the model ties it to the embedding, and it is there")
-    covered: set[str] = set()
-    seen: set[tuple[int, int]] = set()
-    for rank in layout.grid.ranks():
-        if (rank.pp, rank.ep) not in seen:
-            seen.add((rank.pp, rank.ep))
-            covered.update(p.source for s in shards(layout, shapes, rank) for p in s.pieces)
-    for name in sorted(shapes):
-        if name not in covered:
-            raise BadLayout(
-                f"tensor {name}: {layout.engine} has no rule for it{_partner(layout, shapes, name)}"
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Checkpoint name -> shape of the full tensors as they lie in the artefact."""
+        found = {name: shape for name, shape in self.weights.items() if name not in self._low}
+        return found | {part.name: part.shape for entry in self._low.values() for part in parts(entry)}
+
+    def on(self, index: int) -> tuple[Shard, ...]:
+        """What rank `index` holds, in the order of rules and layers.
+
+        Raises `BadLayout` naming the tensor, the group, its size and the legal ones.
+        """
+        return self._on(index)
+
+    def check(self) -> None:
+        """Raises `BadLayout` for a full tensor that no rule of the layout covers, and for what `on` refuses."""
+        if self.layout.model.tied and "lm_head.weight" in self.weights:
+            raise BadLayout("tensor lm_head.weight: the model ties it to the embedding, and it is there")
+        covered: set[str] = set()
+        seen: set[tuple[int, int]] = set()
+        for rank in self.layout.grid.ranks():
+            if (rank.pp, rank.ep) not in seen:
+                seen.add((rank.pp, rank.ep))
+                covered.update(
+                    s for p in placed_on(self.layout, self.weights, rank) for slot in p.slots for s in slot
+                )
+                self.on(rank.index)
+        for name in sorted(self.weights):
+            if name not in covered:
+                why = _partner(self.layout, self.weights, name)
+                raise BadLayout(f"tensor {name}: {self.layout.engine} has no rule for it{why}")
+
+    def _computed(self, index: int) -> tuple[Shard, ...]:
+        rank = self.layout.grid.rank(index)
+        placed = placed_on(self.layout, self.weights, rank)
+        return tuple(shard for place in placed for shard in self._shards(place, rank))
+
+    def _shards(self, placed: Placed, rank: Rank) -> Iterator[Shard]:
+        base = _shard(self.layout, placed, self.weights, rank)
+        low = [entry for slot in placed.slots for entry in entries_of(slot, self._low)]
+        if not low:
+            yield base
+            return
+        each = len(placed.slots[0])
+        if len(low) < each * len(placed.slots):
+            raise BadLayout(f"tensor {low[0].name} is low-bit, and others in {placed.name} are wide")
+        for at in range(0, len(low), each):
+            check_blocks(
+                self.layout, placed.rule, tuple(low[at : at + each]), self.layout.parts(placed.rule, rank)[0]
             )
+        for name, shape, pieces, like in cut_parts(base.name, base.shape, base.pieces, tuple(low), each):
+            yield Shard(name=name, rank=rank, shape=shape, pieces=pieces, like=like)
 
 
 def placed_on(layout: Layout, shapes: Shapes, rank: Rank) -> Iterator[Placed]:

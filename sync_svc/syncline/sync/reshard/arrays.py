@@ -37,7 +37,7 @@ def equal(one: Array, other: Array) -> bool:
 
 def region(array: Array, axis: int, start: int, stop: int, slot: int | None = None) -> Array:
     """View of `array[slot][..., start:stop, ...]`; a scalar is a region of length 1."""
-    view = array if slot is None else array[slot]
+    view = array if slot is None else array[slot : slot + 1] if array.ndim == 1 else array[slot]
     if view.ndim == 0:
         return view.reshape(1)
     return view[(slice(None),) * axis + (slice(start, stop),)]

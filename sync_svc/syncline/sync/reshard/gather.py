@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from syncline.contract.sharding.cuts import Piece, Shapes
+from syncline.contract.sharding.cuts import Piece
 from syncline.contract.sharding.layout import Layout
-from syncline.contract.sharding.pieces import Shard, check, shards
+from syncline.contract.sharding.pieces import Shard, Sharding
 from syncline.contract.sharding.stamps import ExportStamp, ShardStamp
 from syncline.sync.reshard.arrays import Array, digest, equal, region, zeros
 from syncline.sync.reshard.scatter import BadShards
@@ -33,9 +33,9 @@ def stamps(held: Held, layout: Layout) -> ExportStamp:
     )
 
 
-def gather(held: Held, stamped: ExportStamp, layout: Layout, shapes: Shapes) -> dict[str, Array]:
+def gather(held: Held, stamped: ExportStamp, sharding: Sharding) -> dict[str, Array]:
     """All full tensors by checkpoint name. Arguments and errors are those of `Gathering`."""
-    whole = Gathering(held, stamped, layout, shapes)
+    whole = Gathering(held, stamped, sharding)
     return {name: whole[name] for name in whole}
 
 
@@ -44,16 +44,16 @@ class Gathering(Mapping[str, Array]):
 
     held     shards of some ranks: of each piece of each full tensor at least one; a rank that is there is complete
     stamped  the stamps of at least these
-    shapes   checkpoint name -> shape of every full tensor
     A tensor that is one whole shard is that shard, without a copy. Raises `BadLayout` for a layout that does not fit
     the model or the stamps; `BadShards` naming tensor and rank for a shard that is missing, has another shape, was not
     stamped or is not what was stamped, replicas that differ, and padding that is not zero under `padding = "zero"`.
     """
 
-    def __init__(self, held: Held, stamped: ExportStamp, layout: Layout, shapes: Shapes) -> None:
-        check(layout, shapes)
-        self._held, self._layout, self._shapes = held, layout, shapes
-        self._stamps = stamped.by_shard(layout)
+    def __init__(self, held: Held, stamped: ExportStamp, sharding: Sharding) -> None:
+        sharding.check()
+        self._held, self._sharding, self._layout = held, sharding, sharding.layout
+        self._shapes = shapes = sharding.tensors()
+        self._stamps = stamped.by_shard(sharding.layout)
         self._sources: dict[str, list[tuple[Shard, Piece]]] = {name: [] for name in shapes}
         self._empty: dict[str, list[Shard]] = {name: [] for name in shapes}  # shards of padding alone
         self._sound: set[tuple[int, str]] = set()
@@ -90,7 +90,7 @@ class Gathering(Mapping[str, Array]):
 
     def _expected(self, index: int) -> tuple[Shard, ...]:
         """The shards of rank `index`, which must be there, and no others."""
-        expected = shards(self._layout, self._shapes, self._layout.grid.rank(index))
+        expected = self._sharding.on(index)
         there = self._held[index]
         for shard in expected:
             if shard.name not in there:
@@ -145,7 +145,7 @@ class Gathering(Mapping[str, Array]):
         if not equal(_part(self._array(first[0]), first[1]), _part(array, other[1])):
             one, two = first[1], other[1]
             raise BadShards(
-                f"tensor {name}: {one.start} to {one.stop} along axis {two.axis} differ between {first[0]} and {other[0]}"
+                f"tensor {name}: {one.start} to {one.stop} along axis {two.axis} differ: {first[0]} and {other[0]}"
             )
 
     def _check_tiles(self, name: str, regions: list[tuple[int, int]]) -> None:
@@ -164,7 +164,7 @@ class Gathering(Mapping[str, Array]):
 
     def _holder(self, name: str, at: int) -> str:
         for rank in self._layout.grid.ranks():
-            for shard in shards(self._layout, self._shapes, rank):
+            for shard in self._sharding.on(rank.index):
                 if any(p.source == name and p.start <= at < p.stop for p in shard.pieces):
                     return f"; the missing shard is {shard}"
         return ""

@@ -1,13 +1,12 @@
-"""Full tensors to the shards of a layout, one shard at a time. A shard that is one piece is a view of the full tensor."""
+"""Full tensors to the shards of a layout, one shard at a time. One that is a single piece is a view, without a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from syncline.contract.sharding.cuts import Shapes
-from syncline.contract.sharding.grid import BadLayout
 from syncline.contract.sharding.layout import Layout
-from syncline.contract.sharding.pieces import Shard, check, shards
+from syncline.contract.sharding.pieces import Shard, Sharding
 from syncline.sync.reshard.arrays import Array, equal, region, zeros
 
 
@@ -18,34 +17,35 @@ class BadShards(ValueError):
 def scatter(
     full: Mapping[str, Array], layout: Layout, ranks: Iterable[int] | None = None
 ) -> dict[int, dict[str, Array]]:
-    """Rank index -> parameter name -> shard, for `ranks` (None: all). Raises as `scattered` does."""
+    """Rank index -> parameter name -> shard of wide tensors `full`, for `ranks` (None: all). Raises as `scattered`."""
+    sharding = Sharding(layout, {name: tuple(array.shape) for name, array in full.items()})
     wanted = tuple(range(layout.grid.size) if ranks is None else ranks)
     out: dict[int, dict[str, Array]] = {index: {} for index in wanted}
-    shapes = {name: tuple(array.shape) for name, array in full.items()}
-    for shard, array in scattered(full, shapes, layout, wanted):
+    for shard, array in scattered(full, sharding, wanted):
         out[shard.rank.index][shard.name] = array
     return out
 
 
 def scattered(
-    full: Mapping[str, Array], shapes: Shapes, layout: Layout, ranks: Iterable[int]
+    full: Mapping[str, Array], sharding: Sharding, ranks: Iterable[int]
 ) -> Iterator[tuple[Shard, Array]]:
     """Each shard of `ranks` with its array, rank by rank.
 
-    full    looked up when a shard is made, so that it may be a mapping that reads or gathers
-    shapes  checkpoint name -> shape of all of them
-
-    Raises `BadLayout` for a layout that does not fit, and `BadShards` for tensors that lie in one place and differ.
+    full    the artefact's tensors; each is looked up when a shard is made, so that it may be a mapping that reads or
+            gathers
+    Raises `BadLayout` for a layout that does not fit the model, and `BadShards` for a tensor that is missing or has
+    another shape, and for tensors that lie in one place and differ.
     """
-    check(layout, shapes)
+    sharding.check()
+    shapes = sharding.tensors()
     for index in ranks:
-        for shard in shards(layout, shapes, layout.grid.rank(index)):
-            yield shard, made(shard, full)
+        for shard in sharding.on(index):
+            yield shard, made(shard, full, shapes)
 
 
-def made(shard: Shard, full: Mapping[str, Array]) -> Array:
-    """The array of `shard` from `full`. Raises `BadShards`."""
-    first = full[shard.like]
+def made(shard: Shard, full: Mapping[str, Array], shapes: Shapes) -> Array:
+    """The array of `shard` from `full`, whose tensors have `shapes`. Raises `BadShards`."""
+    first = _looked_up(shard, shard.like, full, shapes)
     if len(shard.pieces) == 1 and shard.pieces[0].source and shard.pieces[0].slot is None and first.ndim:
         piece = shard.pieces[0]
         return region(first, piece.axis, piece.start, piece.stop)
@@ -53,7 +53,7 @@ def made(shard: Shard, full: Mapping[str, Array]) -> Array:
     for piece in shard.pieces:
         if not piece.source:
             continue  # zeros already
-        source = full[piece.source]
+        source = _looked_up(shard, piece.source, full, shapes)
         if source.dtype != out.dtype:
             raise BadShards(
                 f"tensor {piece.source} has dtype {source.dtype}, {shard.like} {out.dtype}; both lie in {shard}"
@@ -65,3 +65,12 @@ def made(shard: Shard, full: Mapping[str, Array]) -> Array:
         elif not equal(put, taken):
             raise BadShards(f"tensors {shard.like} and {piece.source} differ, and {shard} is both")
     return out
+
+
+def _looked_up(shard: Shard, name: str, full: Mapping[str, Array], shapes: Shapes) -> Array:
+    if name not in full:
+        raise BadShards(f"tensor {name} is missing; {shard} is made of it")
+    array = full[name]
+    if tuple(array.shape) != tuple(shapes[name]):
+        raise BadShards(f"tensor {name} has shape {list(array.shape)}, the model says {list(shapes[name])}")
+    return array
