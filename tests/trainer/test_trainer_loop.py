@@ -61,6 +61,8 @@ def test_a_job_in_flow_from_its_first_version_to_its_end(
     assert told.reward == pytest.approx(0.55)
     assert told.gap_mean is not None
     assert told.same_version_gap == told.gap_mean
+    assert [part.component for part in told.trace] == ["fprop", "dgrad", "wgrad", "optimizer"]
+    assert told.trace[0].uses[0].kernel == "wide fp32"
     assert sorted(p.name for p in (world.folder / "checkpoints").glob("update-*")) == [
         "update-000002",
         "update-000004",

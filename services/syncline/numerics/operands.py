@@ -163,6 +163,7 @@ class Meter:
         self.workspace: dict[GemmName, int] = {"fprop": 0, "dgrad": 0, "wgrad": 0}
         self.saved = 0
         self._held: dict[int, tuple[int, int]] = {}  # address -> (users, bytes)
+        self._now = 0
 
     def saw(self, which: GemmName, name: str, ran: Ran, workspace: int) -> None:
         """One GEMM ran."""
@@ -173,14 +174,16 @@ class Meter:
         """`tensors` are held for the backward pass."""
         for t in tensors:
             users, _ = self._held.get(t.data_ptr(), (0, 0))
-            self._held[t.data_ptr()] = (users + 1, t.numel() * t.element_size())
-        self.saved = max(self.saved, sum(size for _, size in self._held.values()))
+            size = t.numel() * t.element_size()
+            self._held[t.data_ptr()] = (users + 1, size)
+            self._now += 0 if users else size
+        self.saved = max(self.saved, self._now)
 
     def release(self, tensors: Iterable[Tensor]) -> None:
         """One user of each has read it."""
         for t in tensors:
-            users, size = self._held.get(t.data_ptr(), (1, 0))
+            users, size = self._held.pop(t.data_ptr(), (1, 0))
             if users > 1:
                 self._held[t.data_ptr()] = (users - 1, size)
             else:
-                self._held.pop(t.data_ptr(), None)
+                self._now -= size
