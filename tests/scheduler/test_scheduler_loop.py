@@ -191,6 +191,15 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(here: Installation, jo
     assert victim in {event.who for event in here.events(job) if isinstance(event, e.WorkerLost)}
 
 
+def test_an_alarm_is_told_of_the_job_and_changes_nothing(here: Installation, job: str) -> None:
+    here.submit(job, updates=6)
+    here.reached(job, 1)
+    here.bus.append(EVENTS.at(job), e.Alarm(who="trainer", update=1, what="mismatch: mean 1"))
+    wait_until(lambda: here.field(job, "alarm"), 20, "the alarm")
+    assert here.field(job, "alarm") == "update 1: mismatch: mean 1"
+    here.check(job, 6)
+
+
 def test_pause_and_resume(here: Installation, job: str) -> None:
     here.submit(job, updates=8)
     here.reached(job, 2)
