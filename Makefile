@@ -67,7 +67,7 @@ $(VENV)/.installed: pyproject.toml
 	@echo "set-up 2/3: $(TORCH)"
 	@$(BIN)/python -m pip install -q "$(TORCH)" $(TORCH_FROM)
 	@echo "set-up 3/3: syncline and what it stands on"
-	@$(BIN)/python -m pip install -q -e .
+	@$(BIN)/python -m pip install -q -e ".[fast]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
