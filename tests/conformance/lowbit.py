@@ -102,4 +102,4 @@ def _experts(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tenso
     return out
 
 
-ALL_EXPERTS_FUNCTIONS.register(_EXPERTS, _experts)  # type: ignore[no-untyped-call]
+ALL_EXPERTS_FUNCTIONS.register(_EXPERTS, _experts)

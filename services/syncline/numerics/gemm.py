@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from syncline.contract.schemes import Scheme
-from syncline.numerics import int4, nvfp4
-from syncline.numerics.elements import from_e2m1, from_e8m0, unpack_nibbles
+from syncline.numerics import blockwise, nvfp4
+from syncline.numerics.elements import from_e8m0
 from syncline.numerics.quantized import NotQuantizable, Quantized, dequantize, quantize
 
 Kernel = Literal[
@@ -68,13 +68,16 @@ def values(q: Quantized, held: torch.dtype) -> Tensor:
 
 def elements(q: Quantized) -> Tensor:
     """The code values without scales, float32 [.., K], K as padded."""
+    # under a scale of 1 for each row: many times faster on CPU than torch's cast of float8
+    one = torch.ones(*q.codes.shape[:-1], 1, device=q.codes.device)
+    width = q.codes.shape[-1]
     match q.scheme.format:
         case "fp8_block" | "mxfp8":
-            return q.codes.float()
+            return blockwise.decode_e4m3(q.codes, one, 1, width, torch.float32)
         case "int4":
-            return int4.unpack(q.codes, q.shape[-1]).float()
+            return blockwise.decode_int4(q.codes, one, q.shape[-1], q.shape[-1], torch.float32)
         case "mxfp4" | "nvfp4":
-            return from_e2m1(unpack_nibbles(q.codes))
+            return blockwise.decode_e2m1(q.codes, one, 2 * width, torch.float32)
 
 
 def part_of(q: Quantized, p: int) -> Quantized:

@@ -154,7 +154,7 @@ def packed_experts(experts: Any, hidden_NK: Tensor, ids_NJ: Tensor, weights_NJ: 
     return back_SK.view(*ids_NJ.shape, -1).sum(dim=1).to(hidden_NK.dtype)
 
 
-ALL_EXPERTS_FUNCTIONS.register(EXPERTS, packed_experts)  # type: ignore[no-untyped-call]
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS, packed_experts)
 
 
 def _product(weight: Stack | Tensor, x_SK: Tensor, offsets: Tensor) -> Tensor:

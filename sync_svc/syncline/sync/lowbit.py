@@ -83,7 +83,7 @@ def _amax(tensor: RawTensor) -> float:
     return max(float(np.abs(band).max()) for band in bands)
 
 
-def _values(tensor: RawTensor, start: int, stop: int) -> np.ndarray[Any, Any]:
+def _values(tensor: RawTensor, start: int, stop: int) -> Any:
     """float32 copy of flat elements `start` to `stop`. Raises `NonFinite`, `BadExport`."""
     match tensor.dtype:
         case "BF16":
@@ -99,11 +99,8 @@ def _values(tensor: RawTensor, start: int, stop: int) -> np.ndarray[Any, Any]:
     return values
 
 
-def _array(stored: torch.Tensor) -> np.ndarray[Any, Any]:
-    raw: np.ndarray[Any, Any] = (
-        stored.view(torch.uint8) if stored.dtype == torch.float8_e4m3fn else stored
-    ).numpy()
-    return raw
+def _array(stored: torch.Tensor) -> Any:
+    return (stored.view(torch.uint8) if stored.dtype == torch.float8_e4m3fn else stored).numpy()
 
 
 def _scheme(entry: PlanEntry) -> Scheme:

@@ -138,7 +138,7 @@ class Weights:
     def _quantise(
         self, entry: TensorEntry, planned: PlanEntry, outer: Tensor | None, store: BlobStore
     ) -> str:
-        made_of = entry.digest if outer is None else f"{entry.digest} under {outer.item().hex()}"
+        made_of = entry.digest if outer is None else f"{entry.digest} under {float(outer).hex()}"
         names = [part.name for part in parts(planned)]
         if self._quantised.get(entry.name) == made_of and all(
             self._held.get(name) == _digest(self.packed.slots[name]) for name in names
