@@ -32,7 +32,7 @@ class Expected(msgspec.Struct, frozen=True):
     contract: PrecisionContract
     plan: PrecisionPlan
     bridged: dict[str, PlanEntry]
-    adapter: dict[str, tuple[int, ...]]
+    adapter: dict[str, tuple[int, int]]
 
     def check(self, manifest: VersionManifest) -> None:
         """Raise `StageFailed`, naming the tensor, unless `manifest` lists exactly this model's tensors in the
