@@ -85,7 +85,7 @@ class Diagnostics(_Part, frozen=True, kw_only=True):
     routes        per routing layer, share of tokens with equal expert sets (trainer's free choice against rollout's)
     diverging     first diverging layer -> tokens ("none": no layer diverges)
     baseline      the contract's learned same-version mean |mismatch|, once learned
-    alarms        terms that drifted from their baseline, in words
+    alarms        terms that are out of line as they were before (trainer/baseline.py), in words
     """
 
     update: int

@@ -220,7 +220,7 @@ class DiagnosticsSpec(_Part):
     every: int = Field(1, ge=1, description="updates between measurements")
     learn: int = Field(5, ge=1, description="measured updates from which the baseline is learned")
     drift: float = Field(
-        3.0, gt=1, description="an alarm is raised when a term's mean is this many times its baseline"
+        3.0, gt=1, description="a term's mean that is twice running this many times its baseline is an alarm"
     )
 
 

@@ -52,7 +52,7 @@ class Probing:
         self._probes, self._answers, self._records = (key.at(job) for key in (PROBES, PROBED, DIAGNOSTICS))
         self._contract = spec.contract_digest()
         wanted = spec.diagnostics
-        self._baselines = Baselines(folder / "baseline.json", self._contract, wanted.learn, wanted.drift)
+        self._baselines = Baselines(folder / "baseline.json", spec.contract(), wanted.learn, wanted.drift)
         self._open: Asked | None = None
         self._segment: Segment | None = None
         self._noise: list[Probed] = []  # decode against prefill, since the last record
