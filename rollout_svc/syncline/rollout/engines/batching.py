@@ -46,7 +46,9 @@ class Batch:
         vocab = weights.model.config.get_text_config(decoder=True).vocab_size
         self._is_stop = np.zeros(vocab, np.bool_)  # by token
         self._is_stop[sorted(stop_ids)] = True
-        self._window_free = not any(self._cache.is_sliding)
+        # plain attention adds its mask, which only transformers makes
+        plain = weights.model.config._attn_implementation == "eager"
+        self._mask_ready = not any(self._cache.is_sliding) and not plain
 
     @property
     def rows(self) -> int:
@@ -120,8 +122,8 @@ class Batch:
     def _mask(self, rows: int) -> Tensor | None:
         """What each row may see of the window of columns; None: everything.
 
-        Two-dimensional where sliding layers must cut their own part of it, else ready for the attention
-        kernel.
+        Two-dimensional where sliding layers must cut their own part of it or attention is plain, else ready for
+        the attention kernel.
         """
         g = self._cache.geometry
         fed = self._table.fed[:rows]
@@ -129,7 +131,7 @@ class Batch:
             return None
         starts_R1 = (g.column - g.low - fed)[:, None]
         mask_RC = torch.from_numpy(np.arange(g.column - g.low + 1)[None, :] >= starts_R1)
-        return mask_RC[:, None, None, :] if self._window_free else mask_RC
+        return mask_RC[:, None, None, :] if self._mask_ready else mask_RC
 
     def _sample(self, logits_RV: Tensor, first: int) -> list[Chunk]:
         """Draw a token for the rows from `first` on (all of them or the newest), record, and end what is

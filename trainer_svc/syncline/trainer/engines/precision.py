@@ -29,8 +29,10 @@ _GEMMS: tuple[GemmName, ...] = ("fprop", "dgrad", "wgrad")
 def check_contract(contract: PrecisionContract) -> None:
     """Raise `ValueError` naming the key of what the torch engine does not carry out."""
     where, trainer = f"precision contract {contract.name!r}", contract.trainer
-    if contract.compute != "fp32":
-        raise ValueError(f"{where}: compute {contract.compute!r}: the torch engine computes in fp32")
+    if contract.compute == "bf16" and (trainer.parameters, contract.rollout.wide) != ("bf16", "bf16"):
+        raise ValueError(f"{where}: compute 'bf16' needs trainer.parameters and rollout.wide 'bf16' too")
+    if contract.compute == "bf16" and contract.adapter is not None:
+        raise ValueError(f"{where}: compute 'bf16' with an adapter is not offered: its products are FP32")
     if trainer.adam_offload:
         raise ValueError(f"{where}: trainer.adam_offload: the torch engine keeps Adam where the model is")
     if trainer.gather == "fp8_block":

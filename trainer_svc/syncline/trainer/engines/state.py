@@ -76,7 +76,7 @@ class Live:
     def apply(self, update: int) -> float:
         """Clip, step number `update` (from 1), and round into the model. Returns the norm before clipping."""
         for name, p in self._model.items():
-            self.masters[name].grad = p.grad
+            self.masters[name].grad = None if p.grad is None else p.grad.float()
         norm = nn.utils.clip_grad_norm_(self.masters.values(), self._spec.clip_norm)
         rate = self._spec.lr * min(1.0, update / self._spec.warmup) if self._spec.warmup else self._spec.lr
         for group in self.optimizer.param_groups:

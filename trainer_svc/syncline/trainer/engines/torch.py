@@ -1,8 +1,8 @@
 """The plain torch engine: any causal LM of `transformers`, on CPU or one GPU.
 
 Numbers: master weights and optimizer state are FP32. Under the contract's trainer dtype bf16 the model
-that runs holds the masters rounded to BF16 values and multiplies them in FP32, so the trainer scores the
-very values that it exports. Under fp32 the model holds the masters themselves.
+that runs holds the masters rounded to BF16 values and multiplies them in FP32 (in BF16 if the contract's `compute`
+says so), so the trainer scores the very values that it exports. Under fp32 the model holds the masters themselves.
 
 Dropout is off while training: the log-probs of a step are those that any scorer of the version gets.
 Nothing here draws random numbers, and one thread adds in one order, so on CPU a step is repeatable to
@@ -26,6 +26,7 @@ from syncline.numerics.quantized import NotQuantizable
 from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.adapter import attach
 from syncline.reference.model import LoadedModel, load_model, model_folder, round_to_bf16
+from syncline.reference.state import compute_in_bf16
 from syncline.trainer.corrections import Correction
 from syncline.trainer.engine import Description, EngineAsleep, NonFiniteWeights, Sample, StepResult
 from syncline.trainer.engines import state
@@ -100,6 +101,8 @@ class TorchEngine:
         if adapter is not None:
             adapters = attach(loaded.model, loaded.plan, adapter, self._spec.seeds.model)
         live = state.Live(loaded, self._spec.optimizer, rounded, numerics.gathers, adapters)
+        if self._contract.compute == "bf16":
+            compute_in_bf16(loaded.model)
         if self._slept:
             live.read(self._scratch)
         else:
@@ -108,6 +111,8 @@ class TorchEngine:
             self._reference = self._load()
             if rounded:
                 round_to_bf16(self._reference.model)
+            if self._contract.compute == "bf16":
+                compute_in_bf16(self._reference.model)
         self._numerics = numerics
         self._routes = Routes(live.loaded.model, self._spec.trainer.router_replay)
         self._live = live
