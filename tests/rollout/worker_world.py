@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from conformance.forge import MODELS, Forge, cold_logprobs, plain
+from conformance.forge import MODELS, Forge, cold_logprobs
 from waiting import wait_until
 
 from syncline.contract import events
@@ -58,7 +58,9 @@ class World:
         folder.mkdir(parents=True)
         (folder / "key").write_bytes(b"a key of this job")
         self.logs = folder
-        self.forge = Forge(folder, MODELS / spec.model.name, job, b"a key of this job")
+        self.forge = Forge(
+            folder, MODELS / spec.model.name, job, b"a key of this job", contract=spec.contract()
+        )
         self.bus.hset(JOB.at(job), "spec", spec.canonical())
         self.ledger = Ledger(
             self.bus,
@@ -156,9 +158,7 @@ class World:
     # ---- trainer and sync
     def canary(self, number: int) -> Canary:
         ids = (1, *range(20, 40))
-        return Canary(
-            tokens=ids, prompt=3, logprobs=tuple(cold_logprobs(plain(self.forge.folder, number), ids, 3))
-        )
+        return Canary(tokens=ids, prompt=3, logprobs=tuple(cold_logprobs(self.forge.cold(number), ids, 3)))
 
     def order(
         self,
