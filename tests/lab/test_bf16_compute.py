@@ -56,7 +56,7 @@ def test_requests_of_unequal_lengths_share_a_batch(tmp_path: Path) -> None:
             pair.rollout.submit(
                 Request(trajectory=name, prompt=prompts[name], seed=(len(prompts[name]),), sampling=sampling)
             )
-        found = {}
+        found: dict[str, Chunk] = {}
         while pair.rollout.running:
             found |= {chunk.trajectory: chunk for chunk in pair.rollout.step()}
         return found

@@ -13,7 +13,7 @@ from html import escape
 from syncline.lab.findings import NAMES, Finding, Study, mean, short
 
 ROW, HEAD, FOOT = 34, 40, 44
-LABEL, PANEL, SPACE = 236, 216, 26
+LABEL, PANEL, SPACE = 240, 204, 44
 WIDTH = LABEL + 3 * (PANEL + SPACE)
 LOWEST = 1e-9
 """Where logarithmic axes end: below it, differences are those of FP32 arithmetic. Zeros are drawn there."""
@@ -50,7 +50,7 @@ def page(study: Study) -> str:
         f'<li><i class="dot-{STYLES[f.variant]}"></i>{escape(NAMES[f.variant])}</li>' for f in study.findings
     )
     seeds = ", ".join(map(str, study.seeds))
-    title = f"Trainer variants under a {study.format} rollout"
+    title = f"Trainer variants, rollout in {study.format}"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{escape(title)}</title><style>{STYLE}</style></head><body><main>
@@ -59,7 +59,7 @@ def page(study: Study) -> str:
 <section>{_comparison(study)}
 <p>Left: k3 estimate of KL(rollout, trainer) at one version, mean over updates. Middle: the trainer's policy against a
 BF16 forward of the very same weights: what quantising the forward moves by itself. Right: mean reward of the last
-{min(study.last, study.updates)} updates. Logarithmic axes end at {LOWEST:g}; an exact 0 is drawn there.</p></section>
+{min(study.last, study.updates)} updates. Logarithmic axes end at 1e-9; an exact 0 is drawn there.</p></section>
 <section>{_curves(study)}<ul>{legend}</ul><p>Mean reward of each update, mean over seeds, averaged over 5 updates.</p>
 </section></main></body></html>
 """

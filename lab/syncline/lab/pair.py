@@ -60,6 +60,7 @@ class Pair:
         self.updates = 0
         self.version: VersionId | None = None
         self.manifest: VersionManifest | None = None
+        self.record: VersionRecord | None = None  # of the newest version: what conversion made of it
         folder.mkdir(parents=True, exist_ok=True)
         self.trainer: TrainerEngine = build_engine(spec, models, folder / "scratch")
         self.trainer.wake()
@@ -107,7 +108,7 @@ class Pair:
         self.rollout.stage(self._store.read_manifest(version), self._store)
         self.rollout.commit(CommitPolicy(kind="drain"))
         self._store.collect({version})
-        self.version, self.manifest = version, manifest
+        self.version, self.manifest, self.record = version, manifest, record
         return manifest
 
     # ---- the path of a trajectory -----------------------------------------------------------------------
