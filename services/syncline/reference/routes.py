@@ -10,6 +10,7 @@ Legend: N tokens (rows x columns of the batch, row by row), L routing layers in 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -98,30 +99,39 @@ def _topk(router: nn.Module) -> int:
 
 
 # ---- catching -----------------------------------------------------------------------------------------------
+class _Catching(threading.local):
+    """What one thread catches now; None: nothing."""
+
+    caught: list[Tensor] | None = None
+
+
 class RouteTap:
-    """Expert ids of a forward pass, caught at the model's routers in layer order."""
+    """Expert ids of a forward pass, caught at the model's routers in layer order.
+
+    Each thread catches its own passes: a version that is staged again is scored in a second one while it serves.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.routing = Routing.of(model)
         self.layers, self.topk = self.routing.layers, self.routing.topk
         self.dtype = torch.uint8 if self.routing.experts <= 256 else torch.uint16
-        self._caught: list[Tensor] | None = None
+        self._here = _Catching()
         for router in routers(model).values():
             router.register_forward_hook(self._hook)
 
     def _hook(self, module: nn.Module, args: Any, output: tuple[Tensor, ...]) -> None:
-        if self._caught is not None:
-            self._caught.append(output[-1])
+        if self._here.caught is not None:
+            self._here.caught.append(output[-1])
 
     @contextmanager
     def catching(self, wanted: bool) -> Iterator[list[Tensor]]:
         """Inside, each router appends its ids [tokens, topk], if `wanted` and the model routes."""
         caught: list[Tensor] = []
-        self._caught = caught if wanted and self.layers else None
+        self._here.caught = caught if wanted and self.layers else None
         try:
             yield caught
         finally:
-            self._caught = None
+            self._here.caught = None
 
     def stacked(self, caught: Sequence[Tensor]) -> Tensor:
         """[tokens, layers, topk] of `dtype`. Raises `RuntimeError` if a router ran twice or never."""
