@@ -17,7 +17,7 @@ from syncline.contract.sharding.layout import Layout, Rule
 
 def adapters(rule: Rule, layout: Layout) -> Iterator[Rule]:
     """The rules of A and B on the weight of `rule`; none for biases, norms and other vectors."""
-    if not all(source.endswith(".weight") for source in rule.sources):
+    if rule.adapter == "none" or not all(source.endswith(".weight") for source in rule.sources):
         return
     if len(rule.sources) == 1:
         yield from _pair(rule)

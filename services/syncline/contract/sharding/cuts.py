@@ -73,9 +73,10 @@ def ranges(layout: Layout, rule: Rule, at: int, source: str, size: int, parts: i
     units = _units(layout, unit, source, size)
     if units % parts == 0:
         return parts, 1
-    if rule.replicate and parts % units == 0:
+    replicated = rule.replicate and unit == "kv_heads"
+    if replicated and parts % units == 0:
         return units, parts // units
-    more = f", or a multiple of {units}" if rule.replicate else ""
+    more = f", or a multiple of {units}" if replicated else ""
     what = (
         f"{units} {unit.replace('_', ' ')}" if unit else f"{size} {'rows' if rule.axis == 0 else 'columns'}"
     )

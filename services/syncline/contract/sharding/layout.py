@@ -27,12 +27,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     join        parts: this rank's part of each source, one after the other (gate/up; SGLang's q/k/v)
                 groups: for each KV head its q, k and v rows, then cut as one matrix (Megatron's linear_qkv)
                 shared: all sources are equal, and the parameter is one of them (A of an adapter on a fused matrix)
-    replicate   where there are more ranks than units, neighbours hold the same one
+    replicate   where there are more ranks than KV heads, neighbours hold the same one
     pad         zero rows are added at the end, up to `Layout.padded`
     held        by which stages
     stacked     the rank's experts lie in one parameter with a leading axis
     beside      only in layers that have one of these tensors; empty: in all
-    adapter     how LoRA on it lies: as the weight's axes are cut, or whole on every rank
+    adapter     how LoRA on it lies: as the weight's axes are cut, or whole on every rank; none: it has none here
     """
 
     name: str
@@ -46,7 +46,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     held: Literal["first", "layer", "last"] = "layer"
     stacked: bool = False
     beside: tuple[str, ...] = ()
-    adapter: Literal["cut", "whole"] = "cut"
+    adapter: Literal["cut", "whole", "none"] = "cut"
 
 
 class Dimensions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -29,8 +29,17 @@ def megatron(layout: Layout) -> Iterator[Rule]:
     )
     yield Rule(name="decoder.final_layernorm.weight", sources=(NORM,), held="last")
     if not layout.model.tied or layout.grid.pp > 1:  # a tied head is a parameter of its own on another stage
-        head = EMBEDDING if layout.model.tied else HEAD
-        yield Rule(name="output_layer.weight", sources=(head,), over="tp", pad=True, held="last")
+        # an adapter on a tied embedding is the embedding's alone
+        tied = layout.model.tied
+        head = EMBEDDING if tied else HEAD
+        yield Rule(
+            name="output_layer.weight",
+            sources=(head,),
+            over="tp",
+            pad=True,
+            held="last",
+            adapter="none" if tied else "cut",
+        )
     yield from _latent(te) if layout.model.latent else _heads(te)
     for leaf, over in (("weight", "tp"), ("bias", "")):
         yield Rule(

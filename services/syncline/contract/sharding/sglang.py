@@ -29,8 +29,12 @@ def _rules(layout: Layout) -> Iterator[Rule]:
     yield Rule(name=EMBEDDING, sources=(EMBEDDING,), over="tp", pad=True, held="first", adapter="whole")
     yield Rule(name=NORM, sources=(NORM,), held="last")
     if not layout.model.tied or layout.grid.pp > 1:
-        head = EMBEDDING if layout.model.tied else HEAD
-        yield Rule(name=HEAD, sources=(head,), over="tp", pad=True, held="last")
+        # an adapter on a tied embedding is the embedding's alone
+        tied = layout.model.tied
+        head = EMBEDDING if tied else HEAD
+        yield Rule(
+            name=HEAD, sources=(head,), over="tp", pad=True, held="last", adapter="none" if tied else "cut"
+        )
     for norm in ("input_layernorm", "post_attention_layernorm"):
         yield _whole(f"{norm}.weight")
     yield from _latent() if layout.model.latent else _heads()

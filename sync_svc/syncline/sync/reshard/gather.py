@@ -60,13 +60,14 @@ class Gathering(Mapping[str, Array]):
         replicas: dict[tuple[tuple[Piece, ...], tuple[int, ...]], Shard] = {}
         for index in sorted(held):
             for shard in self._expected(index):
+                if not any(piece.source for piece in shard.pieces):
+                    self._empty[shard.like].append(shard)
+                    continue
                 first = replicas.setdefault((shard.pieces, shard.shape), shard)
                 self._check_replica(first, shard)
                 for piece in shard.pieces:
                     if piece.source:
                         self._sources[piece.source].append((shard, piece))
-                if not any(piece.source for piece in shard.pieces):
-                    self._empty[shard.like].append(shard)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)

@@ -29,18 +29,25 @@ def scatter(
 def scattered(
     full: Mapping[str, Array], sharding: Sharding, ranks: Iterable[int]
 ) -> Iterator[tuple[Shard, Array]]:
-    """Each shard of `ranks` with its array, rank by rank.
+    """Each shard of `ranks` with its array, tensor by tensor: shards of the same full tensors follow one another.
 
-    full    the artefact's tensors; each is looked up when a shard is made, so that it may be a mapping that reads or
-            gathers
+    full    the artefact's tensors; each is looked up once for all the ranks, so that it may be a mapping that reads or
+            gathers (`Gathering`), and no more than the sources of one shard are held at a time
     Raises `BadLayout` for a layout that does not fit the model, and `BadShards` for a tensor that is missing or has
     another shape, and for tensors that lie in one place and differ.
     """
     sharding.check()
     shapes = sharding.tensors()
+    together: dict[frozenset[str], list[Shard]] = {}
     for index in ranks:
         for shard in sharding.on(index):
-            yield shard, made(shard, full, shapes)
+            sources = frozenset(piece.source for piece in shard.pieces if piece.source)
+            together.setdefault(sources | {shard.like}, []).append(shard)
+    for sources, wanted in together.items():
+        held = {name: full[name] for name in sorted(sources) if name in full}
+        for shard in wanted:
+            yield shard, made(shard, held, shapes)
+        held.clear()  # before the next tensors are gathered
 
 
 def made(shard: Shard, full: Mapping[str, Array], shapes: Shapes) -> Array:
