@@ -62,8 +62,7 @@ class ReferenceEngine:
         contract: PrecisionContract = RECIPES["bf16"],
     ) -> None:
         self._folder: ModelFolder = model_folder(models, spec.name)
-        self._job, self._key = job, key
-        self._max_running = max_running
+        self._job, self._key, self._max_running = job, key, max_running
         self._contract = contract
         self._kv: KvFormat = contract.rollout.kv_cache if kv is None else kv
         self._stop_ids = stop_ids(self._folder)
@@ -100,9 +99,7 @@ class ReferenceEngine:
     # ---- what it is
     @property
     def serving(self) -> tuple[VersionId, str] | None:
-        if not self._lanes:
-            return None
-        return self._lanes[-1].version, self._lanes[-1].weights.digest
+        return (self._lanes[-1].version, self._lanes[-1].weights.digest) if self._lanes else None
 
     @property
     def staged(self) -> VersionId | None:
@@ -185,15 +182,13 @@ class ReferenceEngine:
         if not 0 < prompt < len(ids):
             raise ValueError(f"a prompt of {prompt} tokens leaves nothing to score of {len(ids)} ids")
         at = range(prompt, len(ids)) if positions is None else positions
-        kv = self._kv if kv is None else kv
-        return prefill_score(weights, ids, at, temperature=temperature, experts=experts, kv=kv)
+        return prefill_score(weights, ids, at, temperature=temperature, experts=experts, kv=kv or self._kv)
 
     def trace(self, buffer: Literal["active", "staged"]) -> ComponentTrace:
         weights = self._staged if buffer == "staged" else self._active()
         if weights is None:
             raise ValueError(f"there is no {buffer} version to trace")
-        if self._context is None:
-            self._context = context_of(weights.model, self._kv)
+        self._context = self._context or context_of(weights.model, self._kv)
         return rollout_trace(weights, self._context)
 
     # ---- versions
