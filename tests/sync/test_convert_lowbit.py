@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from conformance.exports import converted, tensors_of, write_export
+from conformance.model_exports import converted, tensors_of, write_export
 from torch import Tensor
 
 from syncline.contract.artefact import encoded
