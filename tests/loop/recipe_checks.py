@@ -1,0 +1,145 @@
+"""What each shipped recipe must show of itself in its six-component trace, and what any run of one must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from syncline.contract.job import JobSpec
+from syncline.contract.precision_trace import COMPONENTS, ComponentTrace, Use
+
+SUM = 1e-6  # nats: how exactly a decomposition must sum on each token
+WIDE = "wide fp32"
+CODES = "emulated codes, fp32 partial sums"
+
+
+class Shown(NamedTuple):
+    """The low-bit family of a recipe as its trace must show it. Empty where the recipe has none.
+
+    encoded   codes and scales of the weights, in rollout and in the store
+    rollout, fprop, dgrad, wgrad   operands; `codes`: which of the four multiply codes
+    held      kinds of bytes that the trainer's GEMMs must have held beside the wide parameters
+    bits      of a low-bit weight in the store, scales included, at most
+    """
+
+    family: str
+    tensors: int
+    encoded: str
+    rollout: str
+    fprop: str
+    dgrad: str
+    wgrad: str
+    codes: frozenset[str]
+    held: frozenset[str]
+    bits: float
+
+
+_NOTHING: frozenset[str] = frozenset()
+_ALL = frozenset({"rollout", "fprop", "dgrad", "wgrad"})
+_QAT = ("X original, W reconstructed 1x32", "G_Y original, W reconstructed 1x32", "G_Y original, X original")
+_NVFP4 = "E2M1, E4M3 scale per 1x16, FP32 outer scale per tensor"
+_NVFP4_BACKWARD = ("G_Y original, W reconstructed 1x16", "G_Y original, X reconstructed 1x16")
+_FP8 = "E4M3, FP32 scale per 128x128"
+_QAT_HELD = frozenset({"codes", "scales", "reconstructed", "saved_activations"})
+
+SHOWN: dict[str, Shown | None] = {
+    "bf16": None,
+    "unified_fp8": Shown(
+        "linear", 32, _FP8, "X codes 1x128, W codes 128x128", "X codes 1x128, W codes 128x128",
+        "G_Y codes 1x128, W codes 128x128", "G_Y codes 1x128, X codes 1x128",
+        _ALL, frozenset({"codes", "scales", "transposed", "saved_activations"}), 8.1,
+    ),
+    "mxfp8": Shown(
+        "linear", 32, "E4M3, E8M0 scale per 1x32", "X codes 1x32, W codes 1x32", "X codes 1x32, W codes 1x32",
+        "G_Y codes 1x32, W codes 1x32", "G_Y codes 1x32, X codes 1x32",
+        _ALL, frozenset({"codes", "scales", "transposed", "saved_activations"}), 8.3,
+    ),
+    "int4_qat_w4a16": Shown(
+        "linear", 32, "INT4, FP32 scale per 1x32", _QAT[0], *_QAT, _NOTHING, _QAT_HELD, 5.1
+    ),
+    "mxfp4_qat_w4a16": Shown(
+        "linear", 32, "E2M1, E8M0 scale per 1x32", _QAT[0], *_QAT, _NOTHING, _QAT_HELD, 4.3
+    ),
+    "nvfp4_selective": Shown(
+        "experts", 24, _NVFP4, "X codes 1x16, W codes 1x16", "X codes 1x16, W codes 1x16", *_NVFP4_BACKWARD,
+        frozenset({"rollout", "fprop"}), _QAT_HELD, 4.6,
+    ),
+    "nvfp4_w4a4": Shown(
+        "linear", 32, _NVFP4, *["X reconstructed 1x16, W reconstructed 1x16"] * 2, *_NVFP4_BACKWARD,
+        _NOTHING, _QAT_HELD, 4.6,
+    ),
+    "glm52": Shown(
+        "linear", 69, _FP8, "X codes 1x128, W codes 128x128", "X original, W original",
+        "G_Y original, W original", "G_Y original, X original",
+        frozenset({"rollout"}), frozenset({"saved_activations"}), 8.1,
+    ),
+}  # fmt: skip
+"""Recipe -> what its trace shows; None: nothing is low-bit. A recipe that is not here has a test of its own."""
+
+
+def judge_trace(spec: JobSpec, trace: Mapping[str, ComponentTrace]) -> None:
+    """The six components are there, hold bytes, and say what the recipe is."""
+    assert tuple(trace) == COMPONENTS
+    for part in trace.values():
+        assert part.uses, part
+        assert any(size > 0 for size in part.bytes.values()) or part.component == "dgrad", part
+    shown = SHOWN[str(spec.precision.recipe)]
+    families = {use.family for part in trace.values() for use in part.uses}
+    assert families - {"", "kv_cache"} == ({shown.family} if shown else set())
+    optimizer = trace["optimizer"]
+    assert optimizer.uses[0].encoded == "master fp32, moments fp32"
+    assert optimizer.bytes["moments"] == 2 * trace["wgrad"].bytes["gradients"]
+    assert optimizer.bytes["master"] == trace["fprop"].bytes["wide"]
+    if shown is not None:
+        _judge_family(shown, trace)
+    contract = spec.contract()
+    context = [use for use in trace["rollout"].uses if use.family == "kv_cache"]
+    assert len(context) == (0 if contract.rollout.kv_cache == "wide" else 1)
+    for use in context:  # every stored tensor is E4M3 under a scale of its own
+        assert all("F8_E4M3 with an F32 scale per vector" in said for said in use.encoded.split("; "))
+    assert trace["rollout"].bytes["kv_cache"] > 0
+
+
+def _judge_family(shown: Shown, trace: Mapping[str, ComponentTrace]) -> None:
+    uses = {name: _use(part, shown.family) for name, part in trace.items() if name != "optimizer"}
+    assert {name: use.tensors for name, use in uses.items()} == dict.fromkeys(uses, shown.tensors)
+    told = {name: uses[name].operands for name in ("rollout", "fprop", "dgrad", "wgrad")}
+    assert told == {
+        "rollout": shown.rollout, "fprop": shown.fprop, "dgrad": shown.dgrad, "wgrad": shown.wgrad
+    }  # fmt: skip
+    for name in told:
+        wide = "wide" if name == "rollout" else WIDE
+        assert uses[name].kernel == (CODES if name in shown.codes else wide), uses[name]
+    assert (uses["rollout"].encoded, uses["convert"].encoded) == (shown.encoded, shown.encoded)
+    held = {kind for name in ("fprop", "dgrad", "wgrad") for kind, size in trace[name].bytes.items() if size}
+    assert shown.held <= held, (shown.held, held)
+    assert held - shown.held <= {"wide", "workspace", "gradients"}
+    rollout, convert = trace["rollout"].bytes, trace["convert"].bytes
+    # what was written is what is held; INT4's recorded shapes, kept with the scales, are 16 bytes a tensor
+    assert (rollout["codes"], rollout["scales"]) == (convert["codes"], convert["scales"])
+    assert convert["artefact"] == sum(size for kind, size in convert.items() if kind != "artefact")
+
+
+def bits_per_weight(spec: JobSpec, convert: ComponentTrace, weights: int) -> float:
+    """Bits that the store spends on one of the family's `weights` weights."""
+    return 8 * (convert.bytes["codes"] + convert.bytes["scales"]) / weights
+
+
+def _use(part: ComponentTrace, family: str) -> Use:
+    (use,) = [use for use in part.uses if use.family == family]
+    return use
+
+
+def judge_terms(spec: JobSpec, diagnostics: Mapping[str, Any]) -> None:
+    """The summary's terms are what the contract expects of a same-version comparison, and nothing drifted."""
+    expected, terms = spec.contract().expected, diagnostics["terms"]
+    assert expected.high is not None
+    assert expected.low <= terms["mismatch"]["mean"] <= expected.high, terms
+    assert terms["noise_decode"]["mean"] <= 1e-3
+    assert diagnostics["baseline"] is not None
+    assert diagnostics["alarms"] == []
+    if spec.contract().rollout.kv_cache == "wide":
+        assert "kv_cache" not in terms
+        assert "KV cache is wide" in diagnostics["unmeasured"]["kv_cache"]
+    else:
+        assert 1e-3 < terms["kv_cache"]["mean"] < expected.high
