@@ -345,7 +345,7 @@ def test_nothing_is_copied_without_need() -> None:
 
 
 def test_memory_is_that_of_one_shards_sources() -> None:
-    """From trainer to rollout layout in the memory of gate_proj and up_proj, one shard of them and the lists."""
+    """From trainer to rollout layout in the memory of gate_proj and up_proj, two of their shards and the lists."""
     dims = Dimensions(layers=3, heads=4, kv_heads=4)
     shapes = model(dims, vocab=64, width=64, ffn=1024, hidden=512)
     full = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
@@ -363,7 +363,7 @@ def test_memory_is_that_of_one_shards_sources() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 3 * largest, peak / largest
+    assert peak < 3.25 * largest, peak / largest
 
 
 def test_torch_is_not_loaded_for_it() -> None:
