@@ -88,21 +88,44 @@ def judge_split(pair: Pair, records: list[Trajectory], low: float, high: float, 
     return mismatch
 
 
+def with_wide_context(pair: Pair, records: list[Trajectory]) -> list[tuple[float, ...]]:
+    """Rollout's log-probs of the records' tokens with a wide KV cache, whatever the contract's is."""
+    scores = (
+        pair.rollout.score(record.tokens, record.segments[0].end, buffer="active", kv="wide")
+        for record in records
+    )
+    return [tuple(score.logprobs) for score in scores]
+
+
 def judge_context(pair: Pair, records: list[Trajectory], mismatch: float) -> None:
     """The quantised context is a part of the mismatch: against the same weights with a wide one it shows alone."""
-    quantised = pair.score_rollout(records)
-    wide = [
-        pair.rollout.score(
-            record.tokens, record.segments[0].end, buffer="active", kv="wide",
-            temperature=record.convention.temperature,
-        ).logprobs
-        for record in records
-    ]  # fmt: skip
+    quantised, wide = pair.score_rollout(records), with_wide_context(pair, records)
     context, weights = gap(quantised, wide).mean, gap(pair.score_trainer(records), wide).mean
     assert 1e-3 < context < 3 * mismatch
     assert weights > 1e-3, "the weights of rollout are quantised too, and that is another term"
     assert context != pytest.approx(mismatch, rel=1e-3)
     assert context != pytest.approx(weights, rel=1e-3)
+
+
+def test_the_context_of_glm_has_its_effect_without_low_bit_weights_too(tmp_path: Path) -> None:
+    """Weights wide and context E4M3: the whole mismatch is the context's. Where activations are codes, the job's own
+    term is larger: a changed context rounds them anew."""
+    one_thread()
+    given = read("glm52") | {"batch": {"groups": 8, "group_size": 4}}
+    both = Pair(JobSpec.model_validate(given), MODELS, tmp_path / "both")
+    contract = {"name": "context", "rollout": {"kv_cache": "fp8_e4m3"}, "convert": {"tolerance": 0.25}}
+    alone = Pair(
+        JobSpec.model_validate(given | {"precision": {"custom": contract}}), MODELS, tmp_path / "alone"
+    )
+    for pair in (both, alone):
+        pair.publish()
+    records = both.sample(range(8), 4)
+    trainer = alone.score_trainer(records)
+    assert gap(trainer, with_wide_context(alone, records)).max < 1e-5
+    context = gap(trainer, alone.score_rollout(records)).mean
+    assert context > 1e-3
+    term = gap(both.score_rollout(records), with_wide_context(both, records)).mean
+    assert context < term < 10 * context
 
 
 def judge_bits(pair: Pair, convert: ComponentTrace) -> None:
