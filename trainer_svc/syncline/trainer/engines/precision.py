@@ -113,7 +113,8 @@ class Numerics:
             self._trained.check_multiplied()
         parameters = dict(live.loaded.model.named_parameters())
         values = {name: _values(p) for name, p in parameters.items()}
-        return tuple(self._gemm(which, parameters, values) for which in _GEMMS)
+        adapter = frozenset[str]() if live.base is None else frozenset(live.base.adapters.parameters)
+        return tuple(self._gemm(which, parameters, values, adapter) for which in _GEMMS)
 
     def optimizer(self, live: Live, stepped: bool) -> ComponentTrace:
         """The optimizer, after it has stepped, or been skipped."""
@@ -121,7 +122,7 @@ class Numerics:
         masters = list(live.masters.values())
         kernel = type(live.optimizer).__name__ if stepped else "none: the step was skipped"
         use = Use(
-            family="",
+            family="" if live.base is None else "adapter",
             tensors=len(masters),
             encoded=f"master {_dtypes(masters)}, moments {_dtypes(moments)}",
             operands="gradient, master, moments",
@@ -135,7 +136,11 @@ class Numerics:
         return ComponentTrace(component="optimizer", uses=(use,), bytes=held)
 
     def _gemm(
-        self, which: GemmName, parameters: Mapping[str, Tensor], values: Mapping[str, str]
+        self,
+        which: GemmName,
+        parameters: Mapping[str, Tensor],
+        values: Mapping[str, str],
+        adapter: frozenset[str],
     ) -> ComponentTrace:
         weights = self._weights()
         seen = {} if self._trained is None else self._trained.meter.seen[which]
@@ -152,21 +157,23 @@ class Numerics:
                     communicated=self._communicated(name) if which == "fprop" else "",
                 )
                 uses[use] = uses.get(use, 0) + len(weights[name].names)
-        rest = {n: p for n, p in parameters.items() if n not in weights}
+        rest = {n: p for n, p in parameters.items() if n not in weights and n not in adapter}
+        mine = {n: p for n, p in parameters.items() if n in adapter}
         total = [_counted(use, count) for use, count in uses.items()]
         return ComponentTrace(
             component=which,
             uses=(
                 *sorted(total, key=lambda use: (use.family, use.operands)),
                 *self._wide(which, rest, values),
+                *self._wide(which, mine, values, "adapter"),
             ),
-            bytes=self._held(which, parameters),
+            bytes=self._held(which, parameters, adapter),
         )
 
     def _wide(
-        self, which: GemmName, rest: Mapping[str, Tensor], values: Mapping[str, str]
+        self, which: GemmName, rest: Mapping[str, Tensor], values: Mapping[str, str], family: str = ""
     ) -> tuple[Use, ...]:
-        """What no family names: torch's own operations on the parameters as they are."""
+        """What no family names, and the adapter: torch's own operations on the parameters as they are."""
         if which == "wgrad":
             rest = {n: p for n, p in rest.items() if p.grad is not None}
         if not rest:
@@ -174,7 +181,7 @@ class Numerics:
         stored = " + ".join(sorted({values[name] for name in rest}))
         operands = {"fprop": "X original, W original", "dgrad": "G_Y original, W original"}
         use = Use(
-            family="",
+            family=family,
             tensors=len(rest),
             encoded="X as it came" if which == "wgrad" else stored,
             operands=operands.get(which, "G_Y original, X original"),
@@ -184,13 +191,17 @@ class Numerics:
         )
         return (use,)
 
-    def _held(self, which: GemmName, parameters: Mapping[str, Tensor]) -> dict[Held, int]:
+    def _held(
+        self, which: GemmName, parameters: Mapping[str, Tensor], adapter: frozenset[str]
+    ) -> dict[Held, int]:
         held: dict[Held, int] = {}
         for weight in self._weights().values():
             for kind, size in weight.bytes(which).items():
                 held[kind] = held.get(kind, 0) + size
         if which == "fprop":
-            held["wide"] = _bytes(parameters.values())
+            held["wide"] = _bytes(p for n, p in parameters.items() if n not in adapter)
+            if adapter:
+                held["adapter"] = _bytes(parameters[n] for n in adapter)
         if which == "wgrad":
             held["gradients"] = _bytes(p.grad for p in parameters.values() if p.grad is not None)
         if self._trained is not None:
