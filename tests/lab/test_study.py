@@ -45,10 +45,7 @@ def test_finished_cells_are_kept_and_others_run(tmp_path: Path) -> None:
     told: dict[str, Any] = json.loads(again.stdout)
     assert told["seeds"] == [0, 1]
     assert len(told["findings"][0]["rewards"]) == 2
-
-    longer = _study(tmp_path, "int4", "--updates", "3", "--seeds", "0", *FEW)
-    assert "unquantised/0 took" in longer.stderr, "a cell of another length is another cell"
-    assert (tmp_path / "study.md").read_text() in longer.stdout
+    assert (tmp_path / "study.md").read_text().count("\n") == 3
 
 
 def test_an_interrupted_study_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
@@ -184,6 +181,7 @@ def test_only_the_very_same_order_counts_as_finished(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(cell))
     assert finished(path, cell.order) == cell
     assert finished(path, msgspec.structs.replace(cell.order, seed=1)) is None
+    assert finished(path, msgspec.structs.replace(cell.order, updates=31)) is None
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(cell, points=cell.points[:-1])))
     assert finished(path, cell.order) is None
     path.write_text("{")
