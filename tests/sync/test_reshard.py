@@ -6,22 +6,29 @@ import itertools
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from exports import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharded import DENSE, MOE, Full, Shapes, adapted, dimensions, model, numbered, rollouts, trainers
 
+from syncline.contract.recipes import RECIPES
 from syncline.contract.sharding.grid import BadLayout, Grid
 from syncline.contract.sharding.layout import Dimensions, Layout
 from syncline.contract.sharding.layout import dimensions as read_dimensions
 from syncline.contract.sharding.pieces import Sharding
+from syncline.runtime.store import BlobStore
+from syncline.sync.convert import convert
+from syncline.sync.export import Export
 from syncline.sync.reshard.arrays import equal
 from syncline.sync.reshard.gather import Gathering, gather, stamps
+from syncline.sync.reshard.raw import array_of, tensor_of
 from syncline.sync.reshard.scatter import BadShards, scatter, scattered
 
 Held = dict[int, dict[str, Any]]
@@ -168,7 +175,7 @@ def broken(what: str) -> tuple[Held, Layout, Shapes]:
             held = {i: {n: np.array(a) for n, a in t.items()} for i, t in scatter(full, layout).items()}
             held[1]["output_layer.weight"][3, 1] = 7
         case "dtype":
-            held[1][qkv] = held[1][qkv].astype(np.int32).repeat(1, axis=0)
+            held[1][qkv] = held[1][qkv].astype(np.int32)
         case "rank":
             held[2] = held[1]
     return held, layout, shapes_of(full)
@@ -185,11 +192,11 @@ def broken(what: str) -> tuple[Held, Layout, Shapes]:
         ("extra", r"tensor decoder.layers.0.self_attention.linear_q.weight on rank 1 .* no such shard there"),
         (
             "replica",
-            r"input_layernorm.weight on rank 1 .* has digest \w{64}, its replica \S+ on rank 0 .* \w{64}$",
+            r"input_layernorm.weight on rank 1 .* has digest \w{64} \(I64\), its replica \S+ on rank 0 .* \w{64} ",
         ),
         ("padding", r"tensor output_layer.weight on rank 1 .*: padding row 18 is not zero"),
         ("empty padding", r"tensor output_layer.weight on rank 1 .*: padding row 3 is not zero"),
-        ("dtype", r"linear_qkv.weight on rank 1 .*: dtype int32, .* on rank 0 .* has int64"),
+        ("dtype", r"linear_qkv.weight on rank 1 .*: dtype I32 is stamped, .* on rank 0 .* has I64"),
     ],
 )
 def test_faults_are_named(what: str, message: str) -> None:
@@ -320,17 +327,47 @@ def test_models_that_the_layout_does_not_know_are_refused(change: Any, message: 
         Sharding(SMALL, shapes).check()
 
 
-def test_torch_tensors_are_cut_alike() -> None:
-    """BF16 and FP8 tensors and numpy's integers of their width give the same bytes and the same stamps."""
+@pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, np.uint16), (torch.float8_e4m3fn, np.uint8)])
+def test_torch_tensors_are_cut_alike(dtype: torch.dtype, width: Any) -> None:
+    """BF16 and FP8 tensors and numpy's integers of their width give the same bytes, under the same stamps."""
     full = numbered(model(MOE))
-    for dtype, width in ((torch.bfloat16, np.uint16), (torch.float8_e4m3fn, np.uint8)):
-        bits = {name: array.astype(width) for name, array in full.items()}
-        as_torch = {name: torch.from_numpy(array).view(dtype) for name, array in bits.items()}
-        one, other = scatter(bits, SMALL), scatter(as_torch, SMALL)
-        stamped = stamps(other, SMALL)
-        assert stamped == stamps(one, SMALL)
-        drop = msgspec.structs.replace(SMALL, padding="drop")
-        assert same(gather(other, stamps(other, drop), Sharding(drop, shapes_of(full))), as_torch)
+    drop = msgspec.structs.replace(SMALL, padding="drop")
+    bits = {name: array.astype(width) for name, array in full.items()}
+    as_torch = {name: torch.from_numpy(array).view(dtype) for name, array in bits.items()}
+    one, other = scatter(bits, drop), scatter(as_torch, drop)
+    stamped = stamps(other, drop)
+    assert {(s.rank, s.tensor): s.digest for s in stamped.shards} == {
+        (s.rank, s.tensor): s.digest for s in stamps(one, drop).shards
+    }
+    sharding = Sharding(drop, shapes_of(full))
+    assert same(gather(one, stamped, sharding), bits)
+    whole = Gathering(other, stamped, sharding)
+    assert same(dict(whole), as_torch)
+    assert {whole.dtype(name) for name in whole} == {"BF16" if width is np.uint16 else "F8_E4M3"}
+    wide = {i: {n: a.astype(np.uint32) for n, a in tensors.items()} for i, tensors in one.items()}
+    with pytest.raises(BadShards, match=r"on rank 0 .*: dtype uint32, (BF16|F8_E4M3) is stamped"):
+        gather(wide, stamped, sharding)
+
+
+def test_gathered_shards_convert_as_the_whole_export_does(tmp_path: Path) -> None:
+    """Files of ranks, BF16, through gathering and conversion: the blobs and entries of an export that was never cut."""
+    full = numbered(model(MOE))
+    bits = {name: ("bfloat16", (array % 1000 + 0x3F00).astype("<u2")) for name, array in full.items()}
+    export = Export(tmp_path / "whole", write(tmp_path / "whole", dict(bits)))
+    expected = convert(export, RECIPES["bf16"], BlobStore(tmp_path / "one"))
+    held, seen = {}, []
+    for rank, tensors in scatter({name: array for name, (_, array) in bits.items()}, SMALL).items():
+        folder = tmp_path / f"rank{rank}"
+        files = write(folder, {name: ("bfloat16", array) for name, array in tensors.items()})
+        seen.append(Export(folder, files))
+        held[rank] = {tensor.name: array_of(tensor) for tensor in seen[-1].tensors()}
+    stamped = stamps(held, SMALL)
+    shards = tuple(msgspec.structs.replace(stamp, dtype="BF16") for stamp in stamped.shards)
+    whole = Gathering(held, msgspec.structs.replace(stamped, shards=shards), Sharding(SMALL, shapes_of(full)))
+    tensors = {name: tensor_of(name, whole.dtype(name), whole[name]) for name in whole}
+    assert convert(export, RECIPES["bf16"], BlobStore(tmp_path / "two"), tensors).tensors == expected.tensors
+    for opened in (export, *seen):
+        opened.close()
 
 
 def test_nothing_is_copied_without_need() -> None:

@@ -13,8 +13,7 @@ from sharded import RANK, Full, adapted, dimensions, model, rollouts, trainers
 from syncline.contract.adapters import tensor_names
 from syncline.contract.sharding.grid import BadLayout, Grid
 from syncline.contract.sharding.layout import Dimensions, Layout
-from syncline.sync.reshard.gather import BadShards
-from syncline.sync.reshard.scatter import scatter
+from syncline.sync.reshard.scatter import BadShards, scatter
 
 Array = np.ndarray[Any, Any]
 
@@ -120,14 +119,19 @@ def test_targets_that_make_no_whole_matrix() -> None:
     """An adapter on q and v alone lies by itself, and not in a matrix that is one third of another."""
     dims = Dimensions(layers=1, heads=4, kv_heads=2)
     full = {n: a for n, a in adapter(model(dims), shared=False).items() if "k_proj" not in n}
-    for engine, more in (("sglang", {}), ("megatron_local", {"adapters": "shared"})):
-        layout = Layout(engine=engine, grid=Grid(tp=2, etp=2), model=dims, **more)  # type: ignore[arg-type]
+    grid = Grid(tp=2, etp=2)
+    for layout in (
+        Layout(engine="sglang", grid=grid, model=dims),
+        Layout(engine="megatron_local", grid=grid, model=dims, adapters="shared"),
+    ):
         with pytest.raises(
             BadLayout, match=r"q_proj.lora_A.weight: .* without model.layers.0.self_attn.k_proj.lora_A"
         ):
             scatter(full, layout)
-    for engine, more in (("sglang", {"fused": False}), ("megatron_local", {"adapters": "separate"})):
-        layout = Layout(engine=engine, grid=Grid(tp=2, etp=2), model=dims, **more)  # type: ignore[arg-type]
+    for layout in (
+        Layout(engine="sglang", grid=grid, model=dims, fused=False),
+        Layout(engine="megatron_local", grid=grid, model=dims),
+    ):
         assert any("v_proj.lora_B" in name for name in scatter(full, layout)[1])
 
 

@@ -170,8 +170,8 @@ def test_a_ranks_parts_are_the_engines_own_taken_apart(data: st.DataObject) -> N
     one = scatter(full, Layout(engine="sglang", grid=fused.grid, model=dims))
     other = scatter(full, Layout(engine="sglang", grid=fused.grid, model=dims, fused=False))
     for rank in one:
-        values = [
+        mine, theirs = (
             np.sort(np.concatenate([a.reshape(-1) for a in held[rank].values()])) for held in (one, other)
-        ]
-        np.testing.assert_array_equal(*values)
+        )
+        np.testing.assert_array_equal(mine, theirs)
         assert other[rank].keys() <= full.keys() | {"lm_head.weight"}

@@ -13,6 +13,7 @@ class ShardStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     rank: Rank
     tensor: str  # the parameter's name on the rank
+    dtype: str  # safetensors name: "BF16", "F8_E4M3"
     shape: tuple[int, ...]
     digest: str  # sha256 hex of the raw little-endian bytes in C order
 
@@ -37,7 +38,5 @@ class ExportStamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             if (place := layout.grid.rank(stamp.rank.index)) != stamp.rank:
                 raise BadLayout(f"tensor {stamp.tensor} is stamped by {stamp.rank}; the grid says {place}")
             if found.setdefault((stamp.rank.index, stamp.tensor), stamp) != stamp:
-                raise BadLayout(
-                    f"tensor {stamp.tensor} is stamped twice by {stamp.rank}, with different digests"
-                )
+                raise BadLayout(f"tensor {stamp.tensor} is stamped twice by {stamp.rank}, and differently")
         return found

@@ -12,7 +12,7 @@ from syncline.contract.sharding.cuts import Piece
 from syncline.contract.sharding.layout import Layout
 from syncline.contract.sharding.pieces import Shard, Sharding
 from syncline.contract.sharding.stamps import ExportStamp, ShardStamp
-from syncline.sync.reshard.arrays import Array, digest, equal, region, zeros
+from syncline.sync.reshard.arrays import WIDTHS, Array, digest, dtype_of, equal, region, zeros
 from syncline.sync.reshard.scatter import BadShards
 
 Held = Mapping[int, Mapping[str, Array]]
@@ -25,7 +25,11 @@ def stamps(held: Held, layout: Layout) -> ExportStamp:
         layout=layout.digest(),
         shards=tuple(
             ShardStamp(
-                rank=layout.grid.rank(index), tensor=name, shape=tuple(array.shape), digest=digest(array)
+                rank=layout.grid.rank(index),
+                tensor=name,
+                dtype=dtype_of(array),
+                shape=tuple(array.shape),
+                digest=digest(array),
             )
             for index, tensors in sorted(held.items())
             for name, array in sorted(tensors.items())
@@ -87,7 +91,17 @@ class Gathering(Mapping[str, Array]):
             else:
                 regions[at] = shard, piece
         self._check_tiles(name, sorted(regions))
+        self.dtype(name)
         return self._joined(name, [regions[at] for at in sorted(regions)])
+
+    def dtype(self, name: str) -> str:
+        """Safetensors' name of the dtype of full tensor `name`, as all its shards stamped it. Raises `BadShards`."""
+        first = self._sources[name][0][0]
+        for shard, _ in self._sources[name]:
+            one, other = (self._stamps[s.rank.index, s.name].dtype for s in (first, shard))
+            if one != other:
+                raise BadShards(f"tensor {shard}: dtype {other} is stamped, {first} has {one}")
+        return self._stamps[first.rank.index, first.name].dtype
 
     def _expected(self, index: int) -> tuple[Shard, ...]:
         """The shards of rank `index`, which must be there, and no others."""
@@ -99,6 +113,10 @@ class Gathering(Mapping[str, Array]):
             stamp = self._stamps.get((index, shard.name))
             if stamp is None:
                 raise BadShards(f"tensor {shard}: the shard is not stamped")
+            if stamp.dtype not in WIDTHS:
+                raise BadShards(
+                    f"tensor {shard}: dtype {stamp.dtype} is stamped; known are {', '.join(WIDTHS)}"
+                )
             if stamp.shape != shard.shape:
                 raise BadShards(
                     f"tensor {shard}: shape {list(stamp.shape)} is stamped, {list(shard.shape)} is right"
@@ -110,9 +128,12 @@ class Gathering(Mapping[str, Array]):
         return expected
 
     def _check_replica(self, first: Shard, shard: Shard) -> None:
-        one, other = (self._stamps[s.rank.index, s.name].digest for s in (first, shard))
-        if one != other:
-            raise BadShards(f"tensor {shard} has digest {other}, its replica {first} {one}")
+        one, other = (self._stamps[s.rank.index, s.name] for s in (first, shard))
+        if (one.digest, one.dtype) != (other.digest, other.dtype):
+            raise BadShards(
+                f"tensor {shard} has digest {other.digest} ({other.dtype}), its replica {first} "
+                f"{one.digest} ({one.dtype})"
+            )
 
     def _array(self, shard: Shard) -> Array:
         """The array of `shard`, hashed when it is first asked for."""
@@ -122,7 +143,10 @@ class Gathering(Mapping[str, Array]):
             return array
         if tuple(array.shape) != shard.shape:
             raise BadShards(f"tensor {shard}: shape {list(array.shape)}, {list(shard.shape)} is right")
-        found, stamp = digest(array), self._stamps[key]
+        stamp = self._stamps[key]
+        if array.dtype.itemsize != WIDTHS[stamp.dtype]:
+            raise BadShards(f"tensor {shard}: dtype {array.dtype}, {stamp.dtype} is stamped")
+        found = digest(array)
         if found != stamp.digest:
             raise BadShards(f"tensor {shard}: digest {found}, stamped {stamp.digest}{self._owner(found)}")
         if self._layout.padding == "zero":
@@ -175,9 +199,7 @@ class Gathering(Mapping[str, Array]):
         if len(views) == 1:
             return views[0].reshape(self._shapes[name])
         out = zeros(self._shapes[name], views[0])
-        for (shard, piece), view in zip(parts, views, strict=True):
-            if view.dtype != out.dtype:
-                raise BadShards(f"tensor {shard}: dtype {view.dtype}, {parts[0][0]} has {out.dtype}")
+        for (_, piece), view in zip(parts, views, strict=True):
             region(out, piece.axis, piece.start, piece.stop)[:] = view
         return out
 
