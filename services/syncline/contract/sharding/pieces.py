@@ -137,8 +137,10 @@ def _in_layer(
     if rule.beside and not any(_filled(name, layer[1]) in shapes for name in rule.beside):
         return
     experts: tuple[int | None, ...] = layout.experts(rank.ep) if "{expert}" in rule.sources[0] else (None,)
+    if not experts or any(_filled(source, layer[1], experts[0]) not in shapes for source in rule.sources):
+        return
     slots = [tuple(_filled(source, layer[1], expert) for source in rule.sources) for expert in experts]
-    if not slots or any(source not in shapes or source in claimed for slot in slots for source in slot):
+    if any(source not in shapes or source in claimed for slot in slots for source in slot):
         return
     claimed.update(source for slot in slots for source in slot)
     # SGLang numbers layers and experts as the model does, Megatron as its stage and its rank do

@@ -96,6 +96,8 @@ class Gathering(Mapping[str, Array]):
 
     def dtype(self, name: str) -> str:
         """Safetensors' name of the dtype of full tensor `name`, as all its shards stamped it. Raises `BadShards`."""
+        if not self._sources[name]:
+            self._check_tiles(name, [])
         first = self._sources[name][0][0]
         for shard, _ in self._sources[name]:
             one, other = (self._stamps[s.rank.index, s.name].dtype for s in (first, shard))
@@ -199,7 +201,9 @@ class Gathering(Mapping[str, Array]):
         if len(views) == 1:
             return views[0].reshape(self._shapes[name])
         out = zeros(self._shapes[name], views[0])
-        for (_, piece), view in zip(parts, views, strict=True):
+        for (shard, piece), view in zip(parts, views, strict=True):
+            if view.dtype != out.dtype:  # assigning would convert values
+                raise BadShards(f"tensor {shard} is held as {view.dtype}, {parts[0][0]} as {out.dtype}")
             region(out, piece.axis, piece.start, piece.stop)[:] = view
         return out
 
