@@ -138,6 +138,10 @@ def test_no_trajectory_sees_two_adapters_and_each_span_names_its_own(world: Worl
         for chunk in engine.step():
             chunks[chunk.trajectory].append(chunk)
 
+    def finish() -> None:
+        while engine.running:
+            step()
+
     for name in ("a", "b"):
         submit(name)
     for _ in range(4):
@@ -145,13 +149,11 @@ def test_no_trajectory_sees_two_adapters_and_each_span_names_its_own(world: Worl
     engine.stage(world.version(1), world.forge.store)
     done = [engine.commit(DRAIN)]
     assert engine.room == 0
-    while engine.running:
-        step()
+    finish()
     done.append(engine.commit(DRAIN))
     assert [committed is None for committed in done] == [True, False]
     submit("c")
-    while engine.running:
-        step()
+    finish()
     spans = {name: fold(told, "w0").spans for name, told in chunks.items()}
     named = {name: [(s.version.number, s.adapter) for s in of] for name, of in spans.items()}
     first, second = (0, "lora_frozen_mxfp4@0.0"), (1, "lora_frozen_mxfp4@0.1")

@@ -61,6 +61,7 @@ class Pair:
         self.version: VersionId | None = None
         self.manifest: VersionManifest | None = None
         self.record: VersionRecord | None = None  # of the newest version: what conversion made of it
+        self._base: VersionId | None = None  # the version that brought a frozen base, once published
         folder.mkdir(parents=True, exist_ok=True)
         self.trainer: TrainerEngine = build_engine(spec, models, folder / "scratch")
         self.trainer.wake()
@@ -83,7 +84,7 @@ class Pair:
         Raises what sync and the engine raise for a version that cannot be converted or staged.
         """
         version = VersionId(0, self.updates)
-        files = self.trainer.export(self.folder / "export" / str(version))
+        files = self.trainer.export(self.folder / "export" / str(version), base=self._base is None)
         minted = Minted(
             job=JOB,
             version=version,
@@ -95,6 +96,7 @@ class Pair:
             canaries=(),  # the whole batch is scored on both sides
             traceparent="",
             minted_at=time.time(),
+            base=self._base,
         )
         record = VersionRecord(
             version=version,
@@ -107,7 +109,9 @@ class Pair:
         self._publisher.drop_export(minted)
         self.rollout.stage(self._store.read_manifest(version), self._store)
         self.rollout.commit(CommitPolicy(kind="drain"))
-        self._store.collect({version})
+        if self.contract.adapter is not None:
+            self._base = self._base or version
+        self._store.collect({version, self._base or version})
         self.version, self.manifest, self.record = version, manifest, record
         return manifest
 
