@@ -10,8 +10,8 @@ from typing import Literal
 
 import pytest
 import torch
-from conformance.model_exports import published, tensors_of
 from conformance.forge import FAMILIES, JOB, KEY, MODELS, Forge, cold, cold_logprobs, gap, plan
+from conformance.model_exports import published, tensors_of
 from conformance.rollout_engine import DRAIN, requests, run
 from msgspec.structs import replace
 from torch import Tensor
