@@ -346,7 +346,7 @@ def test_torch_tensors_are_cut_alike(dtype: torch.dtype, width: Any) -> None:
     assert {whole.dtype(name) for name in whole} == {"BF16" if width is np.uint16 else "F8_E4M3"}
     if width is np.uint16:
         as_halves = one | {1: {n: a.view(np.float16) for n, a in one[1].items()}}
-        with pytest.raises(BadShards, match="on rank 1 .* is held as float16, .* on rank 0 .* as uint16"):
+        with pytest.raises(BadShards, match=r"on rank 1 .* is held as float16, .* on rank 0 .* as uint16"):
             gather(as_halves, stamped, sharding)
     wide = {i: {n: a.astype(np.uint32) for n, a in tensors.items()} for i, tensors in one.items()}
     with pytest.raises(BadShards, match=r"on rank 0 .*: dtype uint32, (BF16|F8_E4M3) is stamped"):

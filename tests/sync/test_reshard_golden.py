@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from sharded import model
 
 from syncline.contract.sharding.grid import Grid
 from syncline.contract.sharding.layout import Dimensions, Layout
@@ -63,3 +64,41 @@ def test_shards_are_megatrons(case: Path) -> None:
     back = gather(held, stamps(held, layout), Sharding(layout, shapes))
     assert back.keys() == full.keys()
     assert all(equal(back[name], full[name]) for name in full)
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_transformer_engine_layers_as_read(latent: bool) -> None:
+    """No GPU here: names and shapes as `gpt_layer_specs.py` and TE's modules have them, not as they were run."""
+    dims = Dimensions(layers=2, heads=4, kv_heads=2, experts=4, latent=latent)
+    layout = Layout(engine="megatron_te", grid=Grid(tp=2, ep=2, etp=1), model=dims, vocab=20)
+    held = {shard.name: shard.shape for shard in Sharding(layout, model(dims)).on(1)}
+    layers = "decoder.layers."
+    for name, shape in {
+        f"{layers}0.mlp.linear_fc1.layer_norm_weight": (6,),
+        f"{layers}0.mlp.linear_fc1.weight": (12, 6),
+        f"{layers}1.pre_mlp_layernorm.weight": (6,),
+        f"{layers}1.mlp.experts.linear_fc1.weight1": (24, 6),
+        f"{layers}1.mlp.experts.linear_fc2.weight0": (6, 12),
+        f"{layers}1.mlp.shared_experts.linear_fc1.weight": (24, 6),
+        f"{layers}1.mlp.router.expert_bias": (4,),
+    }.items():
+        assert held[name] == shape
+    attention = f"{layers}1.self_attention."
+    only_latent = {
+        f"{attention}linear_q_down_proj.weight": (12, 6),
+        f"{attention}linear_kv_down_proj.weight": (12, 6),
+        f"{attention}linear_q_up_proj.layer_norm_weight": (12,),
+        f"{attention}linear_kv_up_proj.layer_norm_weight": (10,),
+        f"{attention}linear_kv_up_proj.weight": (10, 10),
+        f"{layers}1.input_layernorm.weight": (6,),
+    }
+    only_heads = {
+        f"{attention}linear_qkv.layer_norm_weight": (6,),
+        f"{attention}linear_qkv.weight": (8, 6),
+        f"{attention}q_layernorm.weight": (2,),
+    }
+    for name, shape in (only_latent if latent else only_heads).items():
+        assert held[name] == shape
+    assert not (only_heads if latent else only_latent).keys() & held.keys()
+    assert f"{layers}1.mlp.linear_fc1.layer_norm_weight" not in held
+    assert f"{layers}0.pre_mlp_layernorm.weight" not in held
