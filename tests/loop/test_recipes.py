@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from guarantees import check, lags
-from recipe_checks import SHOWN, SUM, band, bits_per_weight, judge_terms, judge_trace
+from recipe_checks import SHOWN, SUM, band, bits_per_weight, judge_terms, judge_trace, moved_alone
 from stack import ROOT, Stack
 
 from syncline.contract.job import JobSpec
@@ -174,6 +174,7 @@ def judge_run(stack: Stack, job: str, spec: JobSpec) -> None:
     told = stack.get(f"/v1/jobs/{job}/precision")
     trace = {part["component"]: msgspec.convert(part, ComponentTrace) for part in told["trace"]}
     judge_trace(spec, trace)
+    assert moved_alone(trace) is (spec.contract().adapter is not None)
     assert told["traced_update"] == spec.schedule.updates
     assert (folder / "baseline.json").is_file()
     diagnostics = summary["diagnostics"]
