@@ -104,7 +104,11 @@ def _ran(result: StepResult) -> dict[str, Any]:
     """What the step used, and where its routes went."""
     if result.routes is None:
         return {"trace": result.trace}
-    return {"trace": result.trace, "route_agreement": result.routes.agreement, "route_diverged": result.routes.first}
+    return {
+        "trace": result.trace,
+        "route_agreement": result.routes.agreement,
+        "route_diverged": result.routes.first,
+    }
 
 
 def _same_version(segment: Segment, scores: Scores) -> list[float]:

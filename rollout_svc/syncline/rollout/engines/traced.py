@@ -116,7 +116,9 @@ def _context_use(layers: Sequence[Mapping[str, Tensor]]) -> Use | None:
             if scale is None:
                 wide.add(f"{name} {_dtypes([tensor])}")
             else:
-                form = f"{_dtypes([tensor])} with an {_dtypes([scale])} scale per vector of {tensor.shape[-1]}"
+                form = (
+                    f"{_dtypes([tensor])} with an {_dtypes([scale])} scale per vector of {tensor.shape[-1]}"
+                )
                 coded.add(f"{name} {form}")
     if not coded:
         return None
