@@ -4,6 +4,7 @@ May live here: the only importer of each outside system (`bus.py` redis, `tracin
 `errands.py` celery), the ledger's atomic transitions, and mechanisms that more than one service runs
 unchanged.
 
-May not live here: torch or numpy, knowledge of what a particular service does, decisions that belong to
-`contract/lag.py` or the scheduler's machine, or a catch-all for exceptions outside `service.py`.
+May not live here: torch, numpy outside `delta.py` (imported by those who use deltas alone), knowledge of what a
+particular service does, decisions that belong to `contract/lag.py` or the scheduler's machine, or a catch-all for
+exceptions outside `service.py`.
 """
