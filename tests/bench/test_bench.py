@@ -25,6 +25,10 @@ MUST = {  # what later work compares: part, figure
     ("quantizers", "copy"),
     ("quantizers", "quantize"),
     ("quantizers", "dequantize"),
+    ("delta", "changed share, wide"),
+    ("delta", "delta"),
+    ("delta", "CPU, encode over sha256"),
+    ("delta", "CPU, apply over sha256"),
     ("run", "tokens per second, all workers"),
     ("run", "step"),
     ("run", "sync pause, mean"),
@@ -101,5 +105,6 @@ BENCH_FILES = {
     "engine": "engine.py",
     "stream": "stream_cost.py",
     "quantizers": "quantizers.py",
+    "delta": "delta.py",
     "run": "run_figures.py",
 }
