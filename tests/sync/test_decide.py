@@ -168,8 +168,9 @@ def test_a_failed_version_names_why_and_the_old_one_serves_on() -> None:
     s.ended()
     s.tell(Tick(), at=9.9)
     assert s.ended() == []
-    s.tell(Tick(), at=10.0)
-    assert s.ended() == [(1, "failed")]
+    ends = [e for e in s.tell(Tick(), at=10.0) if isinstance(e, Ended)]
+    assert [(e.how, e.reason.partition("; ")[2]) for e in ends] == [("failed", "w0: tensor w: bad")]
+    s.said()
     s.join("w1")
     assert s.said() == [("stage", 0, ("w1",))], "a newcomer gets the last good one"
 

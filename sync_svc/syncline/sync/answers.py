@@ -28,7 +28,7 @@ def acked(state: State, ack: Ack) -> tuple[State, list[Effect]]:
     if worker is None or worker.incarnation != ack.incarnation:
         return _unasked(state, ack)
     if ack.kind == "active" and ack.seq >= 0 and ack.seq == worker.late and worker.out is not None:
-        return _active(state, replace(worker, on=worker.out, out=None, late=-1), ack)
+        return _active(state, replace(worker, on=worker.out, out=None, why="", late=-1), ack)
     if worker.on is None or ack.seq != worker.order or ack.version != worker.on:
         return _unasked(state, ack)
     offer = state.offers[worker.on]
@@ -54,7 +54,7 @@ def put_out(
     if worker.on is None:
         raise AssertionError(f"worker {worker.name} is put out of rotation for no version")
     late = worker.order if worker.phase == "committing" and ack is None else -1
-    state = with_workers(state, [replace(idle(worker), out=worker.on, late=late)])
+    state = with_workers(state, [replace(idle(worker), out=worker.on, why=reason, late=late)])
     effects: list[Effect] = [
         Reached(version=worker.on, worker=worker.name, what="out", reason=reason, ack=ack)
     ]

@@ -242,6 +242,7 @@ def _order(
             order=seq,
             due=at + state.wait / 2,
             out=None,
+            why="",
             late=-1,
         )
         for w in workers

@@ -63,9 +63,18 @@ def _failed(state: State, offer: Offer) -> Stepped:
             why = f"version {offer.version} was not active in {state.wait:g} s"
             state, out = put_out(state, worker, why, abort=True)
             effects += out
-    reason = f"active on no worker {state.wait:g} s after it could be staged"
+    reason = f"active on no worker {state.wait:g} s after it could be staged{_refusals(state, offer.version)}"
     state = with_offer(state, offer.version, ended="failed", due=None)
     return state, [*effects, Ended(version=offer.version, how="failed", reason=reason)]
+
+
+def _refusals(state: State, version: VersionId) -> str:
+    """Why workers are out for `version`, those with the same reason together; empty: none is."""
+    by_reason: dict[str, list[str]] = {}
+    for worker in sorted(state.workers.values(), key=lambda w: w.name):
+        if worker.out == version:
+            by_reason.setdefault(worker.why, []).append(worker.name)
+    return "".join(f"; {', '.join(names)}: {why}" for why, names in by_reason.items())
 
 
 def _forget(state: State) -> State:

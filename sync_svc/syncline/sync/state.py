@@ -46,6 +46,7 @@ class Worker(Struct, frozen=True):
     order: int = -1  # seq of the outstanding order; an ack must carry it
     due: float | None = None  # of the outstanding order; None: the clock stands
     out: VersionId | None = None  # out of rotation for this version until it joins again or a newer one comes
+    why: str = ""  # it is out; "": it is not
     late: int = -1  # seq of a commit order that ran out of time: the worker may have obeyed all the same
 
 
