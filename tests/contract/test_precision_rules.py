@@ -270,10 +270,46 @@ def test_a_variant_changes_a_custom_contract_too() -> None:
         ({"custom": {**CUSTOM, "families": [{**INT4, "match": [3]}]}}, "precision.custom.families.0.match.0"),
         ({"custom": {**CUSTOM, "convert": {"tolerance": -1.0}}}, "precision.custom.convert.tolerance"),
         ({"recipe": "bf16", "variant": "qdq"}, "precision.variant"),
+        ({"recipe": "bf16", "variant": "plain"}, "precision.variant"),
     ],
 )
 def test_a_precision_that_cannot_be_is_refused_with_its_key(precision: dict[str, Any], path: str) -> None:
     assert path in refusals(precision)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "says"),
+    [
+        ({"convret": {}}, "convret", "did you mean 'convert'?"),
+        ({"trainer": {"fprop": {"rihgt": "codes"}}}, "trainer.fprop.rihgt", "did you mean 'right'?"),
+        ({"families": [{**INT4, "wieght": "mxfp4"}]}, "families.0.wieght", "did you mean 'weight'?"),
+        ({"adapter": {"zzz": 1}}, "adapter.zzz", "known keys here: rank, alpha, targets, rank_stable"),
+        ({"families": [{**INT4, "match": "*"}]}, "families.0.match", "should be a list, not a string"),
+        (
+            {"families": [{**INT4, "weight": 4}]},
+            "families.0.weight",
+            "the name of a scheme, or its table, not 4",
+        ),
+        ({"rollout": {"kernel": "code"}}, "rollout.kernel", "is 'code'; one of 'dequantised', 'codes'"),
+        ({"in_flight": "kept"}, "in_flight", "is 'kept'; one of 'drain', 'continue_old', 'in_place'"),
+    ],
+)
+def test_what_is_wrong_in_a_contract_says_what_would_be_right(
+    changes: dict[str, Any], key: str, says: str
+) -> None:
+    told = refusals({"custom": {**CUSTOM, **changes}})
+    assert list(told) == [f"precision.custom.{key}"]
+    assert says in told[f"precision.custom.{key}"]
+
+
+def test_a_recipe_without_families_refuses_variants_in_one_sentence() -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_json(
+            '{"name": "run", "model": {"name": "t"}, "precision": {"recipe": "bf16", "variant": "qdq"}}'
+        )
+    assert [problem.message for problem in refused.value.problems] == [
+        "'qdq', and contract bf16 quantises nothing: it has no variants"
+    ]
 
 
 def test_a_custom_name_of_another_type_is_told_as_such() -> None:
@@ -297,5 +333,5 @@ def test_reading_leaves_its_input_alone() -> None:
     data: dict[str, Any] = {"name": "mine", "families": [dict(FP8)]}
     read(data, "mine")
     assert data == {"name": "mine", "families": [FP8]}
-    with pytest.raises(BadContract, match=r"^here\.nam: is an unknown key$"):
+    with pytest.raises(BadContract, match=r"^here\.nam: is an unknown key; did you mean 'name'\?$"):
         read({"nam": "x"}, "here")

@@ -121,6 +121,12 @@ def _precision(spec: JobSpec) -> Iterator[Problem]:
     except BadContract as error:
         yield _problem(error.key, error.message, "a custom contract has the form of a recipe file")
         return
+    if spec.precision.variant != "contract" and not contract.families:
+        message = (
+            f"{spec.precision.variant!r}, and contract {contract.name} quantises nothing: it has no variants"
+        )
+        yield _problem("precision.variant", message, "leave it out, or choose a recipe with families")
+        return
     found = contradictions(contract)
     for problem in found:
         yield _problem(contract_key(spec, problem.path), problem.message, problem.hint)

@@ -5,7 +5,6 @@ May live here: recipes as data. May not live here: code that a recipe needs, or 
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from syncline.contract.contract_problems import explained
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.schemes import SCHEMES
 
@@ -48,7 +48,8 @@ def read(data: Mapping[str, Any], where: str) -> PrecisionContract:
     try:
         return msgspec.convert(made, PrecisionContract)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), where) from None
+        path, says = explained(str(error))
+        raise BadContract(f"{where}{path}", says) from None
 
 
 def _with_schemes(family: Any, where: str) -> Any:
@@ -57,27 +58,14 @@ def _with_schemes(family: Any, where: str) -> Any:
     made = dict(family)
     for key in ("weight", "activation"):
         name = made.get(key)
+        if not isinstance(name, str | dict | None):
+            raise BadContract(f"{where}.{key}", f"should be the name of a scheme, or its table, not {name!r}")
         if isinstance(name, str):
             if name not in SCHEMES:
                 known = ", ".join(sorted(SCHEMES))
                 raise BadContract(f"{where}.{key}", f"there is no scheme {name!r}; one of {known}")
             made[key] = msgspec.to_builtins(SCHEMES[name])
     return made
-
-
-_PLACE = re.compile(r"^(?P<says>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
-_NAMED = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<field>[^`]*)`$")
-
-
-def _explained(message: str, where: str) -> BadContract:
-    """msgspec's finding with the path as people write it: `$.families[0].match` is `families.0.match`."""
-    place = _PLACE.fullmatch(message)
-    assert place is not None
-    says, path = place["says"], (place["path"] or "").replace("[", ".").replace("]", "")
-    named = _NAMED.fullmatch(says)
-    if named is not None:
-        path, says = f"{path}.{named['field']}", "is missing" if "missing" in says else "is an unknown key"
-    return BadContract(f"{where}{path}", says)
 
 
 def _read() -> dict[str, PrecisionContract]:
