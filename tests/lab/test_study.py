@@ -97,6 +97,14 @@ def test_wrong_input_is_refused(words: tuple[str, ...], said: str, tmp_path: Pat
     assert said in done.stderr
 
 
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = _study(tmp_path / "file", "int4")
+    assert done.returncode == 2
+    assert f"argument --out: {tmp_path / 'file'} cannot be a folder of results" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # ---- what is made of cells, from cells made by hand -------------------------------------------------------------
 def _cell(variant: str, seed: int, reward: float, kl: float, same: float, updates: int = 30) -> Cell:
     order = Order(recipe="int4_qat_w4a16", variant=variant, seed=seed, updates=updates)

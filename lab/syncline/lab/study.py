@@ -77,7 +77,7 @@ class Progress:
 
 
 class Cells:
-    """Runs the cells of a study, `jobs` at once, results in `folder`."""
+    """Runs the cells of a study, `jobs` at once, results in `folder`, which is there."""
 
     def __init__(self, folder: Path, jobs: int, progress: Progress) -> None:
         self._folder, self._jobs, self._progress = folder, jobs, progress
@@ -87,7 +87,6 @@ class Cells:
 
     def run(self, orders: Sequence[Order], fresh: bool) -> list[Cell]:
         """Results in the order of `orders`. Raises `CellFailed`; on any error the other cells are stopped."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(self._jobs) as pool:
             futures = [pool.submit(self._one, order, fresh) for order in orders]
             try:
@@ -220,7 +219,12 @@ def _variants(text: str) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 a cell failed, 2 wrong input (argparse), 130 interrupted."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        (args.out / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --out: {args.out} cannot be a folder of results: {error.strerror}")
     try:
         done = study(args)
     except CellFailed as error:
