@@ -55,6 +55,19 @@ def test_headers_are_read_without_their_tensors(weighted: Server) -> None:
     assert header_shapes(weighted.settings.models / "tiny") == SHAPES
 
 
+def test_hardware_that_the_engines_do_not_run_on_is_refused(weighted: Server) -> None:
+    changes = {"device": {"hardware": "hopper"}, "precision": {"recipe": "unified_fp8", "emulation": False}}
+    told = refused(weighted, changes)
+    assert list(told) == ["device.hardware"]
+    assert "'hopper', and the engines of this installation run on the CPU" in told["device.hardware"]
+
+
+def test_replay_without_routers_is_refused(weighted: Server) -> None:
+    (weighted.settings.models / "tiny" / "config.json").write_text('{"model_type": "qwen3"}')
+    told = refused(weighted, {"trainer": {"router_replay": True}})
+    assert told == {"trainer.router_replay": "model 'tiny' has no routers: there is nothing to replay"}
+
+
 def test_a_contract_that_fits_is_resolved_at_submit(weighted: Server) -> None:
     job = weighted.http.post("/v1/jobs", json={**SPEC, **custom()}).json()
     told = job["precision"]

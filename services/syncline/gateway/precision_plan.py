@@ -43,6 +43,25 @@ def problems(root: Path, spec: JobSpec) -> list[Problem]:
     return []
 
 
+def machine_problems(root: Path, spec: JobSpec) -> list[Problem]:
+    """What the engines here, or the model, cannot do. Both are known before anything runs."""
+    found = []
+    hardware = spec.device.hardware
+    if hardware != "cpu":
+        message = (
+            f"{hardware!r}, and the engines of this installation run on the CPU: nothing would run natively"
+        )
+        hint = (
+            f"set it to 'cpu'; `syncline precision RECIPE --hardware {hardware}` tells what would run there"
+        )
+        found.append(Problem(path="device.hardware", message=message, hint=hint))
+    if spec.trainer.router_replay and model_family(root, spec) == "dense":
+        message = f"model {spec.model.name!r} has no routers: there is nothing to replay"
+        hint = "leave it out, or choose a model with experts"
+        found.append(Problem(path="trainer.router_replay", message=message, hint=hint))
+    return found
+
+
 def resolved_here(root: Path, spec: JobSpec) -> PrecisionPlan | None:
     """The plan from the model folder's headers; None: it has none, so only a worker can resolve it.
 

@@ -76,6 +76,7 @@ def read_spec(body: bytes, content_type: str, settings: Settings) -> JobSpec:
         *model_root.problems(settings.models, spec.model),
         *model_root.length_problems(settings.models, spec.model, spec.sampling),
         *precision_plan.problems(settings.models, spec),
+        *precision_plan.machine_problems(settings.models, spec),
     ]
     if found:
         raise SpecError(found)
