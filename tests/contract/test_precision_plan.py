@@ -74,6 +74,20 @@ def test_a_misfit_is_named_by_its_key(
     assert str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "says"),
+    [
+        ({**MXFP8, "match": ["*.gate.weight"]}, "such as model.layers.0.mlp.gate.weight (wide: router"),
+        ({**MXFP8, "keep": ["*.indexer.*"]}, "leave it out, or take a contract that is meant for this model"),
+        ({**MXFP8, "match": ["*.qkv.weight"]}, "whose names are like model.layers.0."),
+    ],
+)
+def test_a_misfit_says_what_would_fit(family: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadPlan) as caught:
+        plan([family])
+    assert says in str(caught.value)
+
+
 def test_a_module_without_its_partners_needs_none() -> None:
     """Latent attention has a q projection and neither k nor v: its outer scale is its own."""
     shapes = {

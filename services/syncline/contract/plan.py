@@ -146,22 +146,32 @@ def _check_shape(name: str, shape: tuple[int, ...], family: Family, index: int) 
 def _check_patterns(index: int, family: Family, entries: Mapping[str, PlanEntry]) -> None:
     for j, pattern in enumerate(family.match):
         if not any(matches(pattern, name) for name in entries):
-            near = [name for name in entries if not sensitive(name) and len(entries[name].shape) == 2][:3]
+            shapes = {entry.name: entry.shape for entry in entries.values()}
             raise BadPlan(
-                f"family {family.name}: pattern {pattern!r} matches no tensor of the model, whose names are like "
-                f"{', '.join(near)}",
+                f"family {family.name}: pattern {pattern!r} matches no tensor of the model{_names_like(shapes)}",
                 f"families.{index}.match.{j}",
             )
     for j, pattern in enumerate(family.keep):
         named = [n for n in entries if any(matches(p, n) for p in family.match) and matches(pattern, n)]
         if not named:
             raise BadPlan(
-                f"family {family.name}: exception {pattern!r} keeps nothing that the family matches",
+                f"family {family.name}: exception {pattern!r} keeps nothing that the family matches: "
+                "leave it out, or take a contract that is meant for this model",
                 f"families.{index}.keep.{j}",
             )
     if not any(entry.family == family.name for entry in entries.values()):
-        message = f"family {family.name}: everything that it matches is sensitive and stays wide"
+        first = next(n for n in entries if any(matches(p, n) for p in family.match))
+        message = (
+            f"family {family.name}: everything that it matches stays wide, such as {first} ({entries[first].reason}); "
+            "a family that says sensitive = true quantises routers, embeddings and the head, norms never"
+        )
         raise BadPlan(message, f"families.{index}.match")
+
+
+def _names_like(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The first linear weights' names, as the rest of a sentence; empty if there are none."""
+    near = [name for name, shape in shapes.items() if not sensitive(name) and len(shape) == 2][:3]
+    return f", whose names are like {', '.join(near)}" if near else ""
 
 
 def adapter_targets(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
@@ -175,7 +185,9 @@ def adapter_targets(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> 
         key = f"adapter.targets.{i}"
         named = sorted(name for name in shapes if matches(pattern, name))
         if not named:
-            raise BadPlan(f"adapter: target {pattern!r} matches no tensor of the model", key)
+            raise BadPlan(
+                f"adapter: target {pattern!r} matches no tensor of the model{_names_like(shapes)}", key
+            )
         for name in named:
             if sensitive(name) or len(shapes[name]) != 2 or not name.endswith(".weight"):
                 raise BadPlan(f"adapter: target {pattern!r} matches {name}, which is no linear weight", key)
