@@ -36,6 +36,12 @@ def test_a_recipe_on_hardware_that_cannot_run_it_says_why(here: Here) -> None:
     assert "hoper" in here.fails(2, "precision", "mxfp8", "--hardware", "hoper")
 
 
+def test_a_name_that_is_no_recipe_lists_them(here: Here) -> None:
+    said = " ".join(here.fails(2, "precision", "unifed_fp8").split())
+    assert "there is no recipe 'unifed_fp8', and no job is called so" in said
+    assert all(name in said for name in RECIPES)
+
+
 def test_a_setting_that_does_not_exist_is_told_with_its_key() -> None:
     said = CliRunner().invoke(app, ["precision", "nvfp4_w4a4"]).stdout
     assert "refused: rollout.kernel" in said

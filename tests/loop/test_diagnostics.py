@@ -91,6 +91,7 @@ def shown(stack: Stack, job: str, folder: Path, update: int) -> None:
     assert "Mismatch and staleness by update" in (folder / "report.html").read_text()
     table = stack.cli("diagnose", job)
     assert table.returncode == 0, table.stderr
+    assert "trainer - rollout at the same version" in table.stdout, "columns are explained"
     assert "not measured in update" in table.stdout
     row = read_probes(probes_path(folder / "segments", update))[0]
     path = stack.get(f"/v1/jobs/{job}/trajectories/{row.trajectory}/tokens/{row.token}")

@@ -9,6 +9,15 @@ import typer
 from syncline.scheduler.cli_jobs import AnyJob, AsJson
 from syncline.scheduler.cli_session import collected, reading, say, say_json, short, show_table, the_job
 
+_LEGEND = """\
+per measured update, over the tokens of a share of its trajectories; terms are mean |difference| of log-probs, in nats
+  total         trainer at this version - as sampled = mismatch + staleness, token by token
+  mismatch      trainer - rollout at the same version: what precision does
+  staleness     rollout at this version - as sampled: what lag does
+  kv cache      the contract's KV cache against a wide one;  noise decode: two ways to score with the same weights
+  exact         share of tokens with mismatch 0;  routes: share with the same experts, in the worst layer
+  k3, ESS       KL of trainer and rollout;  effective sample size of the importance weights, as a share
+  baseline      mean mismatch of the first `diagnostics.learn` updates, which alarms compare with"""
 _COLUMNS = ("total", "mismatch", "staleness", "kv_cache", "noise_decode")
 
 
@@ -21,13 +30,19 @@ def diagnose(context: typer.Context, job: AnyJob = None, json: AsJson = False) -
         return
     headings = ["update", "version", "tokens", *(name.replace("_", " ") for name in _COLUMNS), "p99 mismatch"]
     show_table([*headings, "exact", "routes", "k3", "ESS", "baseline"], [_row(record) for record in found])
+    if not found:
+        say("no update was measured")
+        return
+    say(_LEGEND)
     for record in found:
         for alarm in record["alarms"]:
             say(f"alarm     update {record['update']}: {alarm}")
-    for name, why in found[-1]["unmeasured"].items() if found else ():
+    for record in found[:-1]:
+        if not record["terms"]:
+            reasons = dict.fromkeys(record["unmeasured"].values())
+            say(f"not measured in update {record['update']}: {'; '.join(reasons)}")
+    for name, why in found[-1]["unmeasured"].items():
         say(f"not measured in update {found[-1]['update']}: {name}: {why}")
-    if not found:
-        say("no update was measured")
 
 
 def _row(r: dict[str, Any]) -> list[str]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from syncline.scheduler.cli_jobs import AsJson
-from syncline.scheduler.cli_session import reading, say, say_json, show_table, the_job
+from syncline.scheduler.cli_session import LATEST, reading, say, say_json, show_table, the_job
 
 if TYPE_CHECKING:
     from syncline.contract.precision import PrecisionContract
 
 Target = Annotated[
-    str | None, typer.Argument(help="recipe name, or job id; default: the latest job", metavar="RECIPE|JOB")
+    str | None,
+    typer.Argument(
+        help="a recipe (bf16, unified_fp8, int4_qat_w4a16, ...; a wrong name lists them), or a job id; "
+        "default: the latest job",
+        metavar="RECIPE|JOB",
+    ),
 ]
+
+_WORDS = """\
+X activations, W weights, G_Y gradient of a layer's output; wide: not quantised; codes: few-bit numbers, under scales
+original: wide values; reconstructed: what codes stand for; run, read, unproven: how it is known; docs/precision.md"""
+_JOB = re.compile(r"j[0-9a-f]{10}")
 
 
 class Hardware(StrEnum):
@@ -40,6 +51,11 @@ def precision(
     if target in RECIPES:
         _recipe(RECIPES[target], hardware, json)
         return
+    if target is not None and target != LATEST and not _JOB.fullmatch(target):
+        message = (
+            f"there is no recipe {target!r}, and no job is called so; recipes: {', '.join(sorted(RECIPES))}"
+        )
+        raise typer.BadParameter(message, param_hint="RECIPE|JOB")
     with reading(context) as client:
         found = client.get(f"/v1/jobs/{the_job(client, target)}/precision")
     if json:
@@ -158,7 +174,7 @@ def _job(found: dict[str, Any]) -> None:
     rows = [
         [
             part["component"],
-            use["family"] or "wide",
+            use["family"] or "the rest",
             str(use["tensors"]),
             use["encoded"],
             use["operands"],
@@ -171,6 +187,7 @@ def _job(found: dict[str, Any]) -> None:
     held = [[p["component"], name, f"{n:,}"] for p in found["trace"] for name, n in p["bytes"].items()]
     if held:
         show_table(["component", "holds", "bytes"], held)
+    say(_WORDS)
 
 
 def _told(decision: dict[str, Any]) -> str:

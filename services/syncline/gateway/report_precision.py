@@ -90,9 +90,10 @@ def other_rows(records: Sequence[Diagnostics]) -> list[tuple[str, str]]:
             rows.append((name, charts.number(value)))
     if r.routes:
         rows.append(("routes equal, by layer", ", ".join(charts.number(share) for share in r.routes)))
-        rows.append(
-            ("first diverging layer", ", ".join(f"{layer}: {count}" for layer, count in r.diverging.items()))
-        )
+        rows += [
+            ("no layer diverges" if layer == "none" else f"layer {layer} diverges first", f"{count} tokens")
+            for layer, count in r.diverging.items()
+        ]
     rows += [(name, f"not measured: {why}") for name, why in r.unmeasured.items() if name not in TERMS]
     return rows
 
