@@ -19,6 +19,7 @@ from syncline.contract.streams import ACKS, DEAD, EVENTS, GROUP_SYNC, MINTED, PH
 from syncline.contract.version_path import (
     RETIRED,
     Ack,
+    BadManifest,
     Minted,
     SyncOrder,
     VersionId,
@@ -79,7 +80,11 @@ class Control:
                 self._over(id, minted)
                 continue
             self._hear(id, minted)
-            manifest = self._publisher.published(minted)
+            try:
+                manifest = self._publisher.published(minted)
+            except BadManifest as error:
+                self._tell(m.Broken(version=minted.version, reason=str(error)))
+                continue
             if manifest is not None and minted.version in self._entries:
                 self._published(minted, manifest, complete=state == "active")
         self._take_acks(self._pending(ACKS.at(self._job)))
@@ -112,14 +117,16 @@ class Control:
         entries = self._bus.group_read(key, GROUP_SYNC, CONSUMER, 100, None)
         for id, minted in self._readable(key, entries, Minted):
             self._hear(id, minted)
+        proven = any(offer.ended == "active" for offer in self.state.offers.values())
         for version in self.state.pending:
             minted = self._entries[version][1]
             record = self._records.of(minted)
             try:
-                manifest = self._publisher.publish(minted, record)
+                manifest = self._publisher.publish(minted, record, proven=proven)
             except Unpublishable as error:
                 self._log.error("version %s cannot be published: %s", version, error)
                 self._tell(m.Broken(version=version, reason=str(error)))
+                self._kept = None  # what was stored of it goes: on a full disk the next one needs the room
             else:
                 self._published(minted, manifest, complete=False)
 
@@ -132,14 +139,22 @@ class Control:
         if keep == self._kept:
             return
         if self._kept is None:
-            store.collect(set(manifests))  # what a process left that died while converting
+            self._collect(set(manifests))  # what is left of a version that was not converted to its end
         self._kept = keep
         for version in [v for v in manifests if v not in keep]:
             parent = self._records.traceparent(version)
             with hop(RETIRED, parent=parent, job=self._job, version=version) as retired:
-                retired.set(freed_bytes=store.collect(set(store.manifests()) - {version}))
+                retired.set(freed_bytes=self._collect(set(store.manifests()) - {version}))
             self._records.retired(version, time.time())
         self._write(self._records.commands())
+
+    def _collect(self, keep: set[VersionId]) -> int:
+        """`store.collect`, or nothing while a kept manifest cannot be read: which blobs it names is not known."""
+        try:
+            return self._publisher.store.collect(keep)
+        except BadManifest as error:
+            self._log.error("no blob is deleted: %s", error)
+            return 0
 
     # ---- telling the machine ----
     def _hear(self, id: str, minted: Minted) -> None:

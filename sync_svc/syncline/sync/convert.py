@@ -18,7 +18,7 @@ from syncline.contract.plan import BadPlan, PlanEntry, PrecisionPlan, resolve
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.precision_trace import ComponentTrace, Held, Use
 from syncline.contract.version_path import TensorEntry
-from syncline.runtime.store import BlobStore
+from syncline.runtime.store import BlobStore, Buffer
 from syncline.sync.export import BadExport, Export, RawTensor, refuse_where
 
 CHUNK = 1 << 20  # elements rounded at a time
@@ -58,7 +58,7 @@ def convert(
 
     Under the route `bf16_bridge` low-bit tensors travel as BF16, and the engine quantises them as it loads.
     Repeating it, after a crash too, gives the same entries. Raises `BadExport` (also for a contract that does not fit
-    the model), `NonFinite` (naming the tensor), and `OSError` from the store.
+    the model, and for what cannot be stored) and `NonFinite`, naming the tensor.
     """
     if contract.rollout.wide == "fp32":
         raise BadExport("a rollout of FP32 values is not offered")
@@ -90,9 +90,17 @@ def convert(
 def wide(tensor: RawTensor, store: BlobStore) -> Written:
     """`tensor` in the store as `bf16` makes it. Raises `NonFinite`, `BadExport`."""
     dtype, data = bf16(tensor)
-    digest, new = store.add(data.data)
+    digest, new = stored(store, tensor.name, data.data)
     entry = TensorEntry(name=tensor.name, dtype=dtype, shape=tensor.shape, nbytes=data.nbytes, digest=digest)
     return Written(entry=entry, new=new, held="wide")
+
+
+def stored(store: BlobStore, name: str, data: Buffer) -> tuple[str, bool]:
+    """`store.add`, with the tensor's name in what the system says. Raises `BadExport` for a disk that is full."""
+    try:
+        return store.add(data)
+    except OSError as error:
+        raise BadExport(f"tensor {name} cannot be stored: {error.strerror or error}") from error
 
 
 def _low_bit(
@@ -104,7 +112,7 @@ def _low_bit(
     outer = outer_scales(low, tensors)
     for planned in low:
         for part, data in quantised(tensors[planned.name], planned, outer.get(planned.name)):
-            digest, new = store.add(data.reshape(-1).data)
+            digest, new = stored(store, part.name, data.reshape(-1).data)
             entry = TensorEntry(
                 name=part.name,
                 dtype=part.dtype,

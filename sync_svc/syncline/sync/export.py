@@ -59,6 +59,9 @@ class Export:
     def __init__(self, folder: Path, files: dict[str, str]) -> None:
         self._maps: dict[str, mmap.mmap] = {}
         self._descriptors: dict[str, int] = {}
+        self._facts: dict[
+            str, tuple[int, int]
+        ] = {}  # size and time of the last write, when the file was checked
         present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         if unstamped := sorted(name for name in present - files.keys() if name.endswith(".safetensors")):
             raise BadExport(f"export {folder.name}: {unstamped[0]} is not among the stamped files")
@@ -76,6 +79,7 @@ class Export:
         except OSError as error:
             raise BadExport(f"export {folder.name}: {name}: {error.strerror}") from None
         self._descriptors[name] = descriptor
+        self._facts[name] = _facts(descriptor)
         if os.fstat(descriptor).st_size == 0:
             raise BadExport(f"export {folder.name}: {name} is empty")
         view = self._maps[name] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -126,12 +130,25 @@ class Export:
         if offset != len(view):
             raise BadExport(f"{file}: tensors end at byte {offset}, the file at {len(view)}")
 
+    def check_unchanged(self) -> None:
+        """Raise `BadExport` if a file was written to since it was checked: what was read may not be what was
+        stamped.
+        """
+        for name, descriptor in self._descriptors.items():
+            if _facts(descriptor) != self._facts[name]:
+                raise BadExport(f"{name} was changed while it was being converted")
+
     def close(self) -> None:
         """Give the files back. Views of tensors stay readable until they are dropped."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
         self._maps.clear()
+
+
+def _facts(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_size, found.st_mtime_ns
 
 
 def refuse_where(tensor: RawTensor, bad: Any, start: int) -> None:

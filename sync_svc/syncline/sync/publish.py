@@ -21,7 +21,7 @@ from syncline.contract.version_path import (
     sign,
 )
 from syncline.runtime.durable import write_whole
-from syncline.runtime.store import BlobStore, ManifestConflict, MissingManifest
+from syncline.runtime.store import BlobStore, ManifestConflict, MissingBlob, MissingManifest
 from syncline.runtime.tracing import hop
 from syncline.sync.adapter import Base, base_of, convert_version
 from syncline.sync.export import BadExport, Export, NonFinite
@@ -29,6 +29,7 @@ from syncline.sync.manifest import build
 
 PLAN_FILE = "precision_plan.json"
 """The resolved plan in the job's run folder: per tensor its format, grouping and the reason."""
+NAMED = 4  # tensors that a message names at most
 
 
 class Unpublishable(ValueError):
@@ -55,8 +56,12 @@ class Publisher:
         except MissingManifest:
             return None
 
-    def publish(self, minted: Minted, record: VersionRecord) -> VersionManifest:
-        """Convert and publish, telling `record` of it. Raises `Unpublishable`."""
+    def publish(self, minted: Minted, record: VersionRecord, *, proven: bool = True) -> VersionManifest:
+        """Convert and publish, telling `record` of it. Raises `Unpublishable`, naming file or tensor.
+
+        proven   a version of the job was active: the plan that it was made by binds this one. Before that, a plan may
+                 be of an export that no worker can load, and the next one takes its place
+        """
         if minted.job != self._job:
             raise Unpublishable(f"minted for job {minted.job}")
         if minted.contract != self.contract.digest():
@@ -65,16 +70,17 @@ class Publisher:
             )
         try:
             with self.store.hold():
-                return self._publish(minted, record)
-        except (BadExport, BadManifest, NonFinite, ManifestConflict, OSError) as error:
+                return self._publish(minted, record, proven)
+        except (BadExport, BadManifest, NonFinite, ManifestConflict, MissingBlob, OSError) as error:
             raise Unpublishable(str(error)) from error
 
-    def _publish(self, minted: Minted, record: VersionRecord) -> VersionManifest:
+    def _publish(self, minted: Minted, record: VersionRecord, proven: bool) -> VersionManifest:
         job, version = self._job, minted.version
         with hop(CONVERTED, parent=minted.traceparent, job=job, version=version) as opened_hop:
             export = Export(self.export_of(minted), minted.files)
             try:
                 done = convert_version(export, self.contract, self.store, self._base(minted))
+                export.check_unchanged()
             finally:
                 export.close()
             opened_hop.set(
@@ -90,7 +96,7 @@ class Publisher:
             done.new_bytes,
         )
         record.convert_trace = done.trace
-        self._write_plan(done.plan)
+        self._write_plan(done.plan, proven)
         manifest = build(minted, done)
         with hop(PUBLISHED, parent=minted.traceparent, job=job, version=version, digest=manifest.digest()):
             self.store.write_manifest(sign(manifest, self._key))
@@ -109,20 +115,19 @@ class Publisher:
             raise BadExport(f"version {minted.version}: {PLAN_FILE}: {error}") from None
         return base_of(manifest, plan, minted)
 
-    def _write_plan(self, plan: PrecisionPlan) -> None:
+    def _write_plan(self, plan: PrecisionPlan, proven: bool) -> None:
         """Write the resolved plan for people and the gateway, once per job: it depends on names and shapes alone.
 
-        Raises `Unpublishable` if this version's plan is not the one that the job began with.
+        Raises `Unpublishable`, naming tensors, if this version's plan is not the one of versions that were active.
         """
         target = self._run / PLAN_FILE
         body = msgspec.json.format(msgspec.json.encode(plan), indent=1)
-        if target.is_file():
-            if target.read_bytes() != body:
-                raise Unpublishable(
-                    f"the export's precision plan {plan.digest()} is not the job's: {PLAN_FILE}"
-                )
-            return
-        write_whole(target, body)
+        known = target.read_bytes() if target.is_file() else b""
+        if known and known != body and proven:
+            story = _difference(known, plan)
+            raise Unpublishable(f"the export's precision plan is not the job's ({PLAN_FILE}): {story}")
+        if known != body:
+            write_whole(target, body)
 
     def export_of(self, minted: Minted) -> Path:
         """The export's folder. Raises `BadExport` if it is not one below the job's `export/`."""
@@ -138,3 +143,22 @@ class Publisher:
             shutil.rmtree(self.export_of(minted))
         except (BadExport, FileNotFoundError):
             return  # never ours to delete, or gone already
+
+
+def _difference(known: bytes, plan: PrecisionPlan) -> str:
+    """In which tensors `plan` is not the job's, whose file holds `known`."""
+    try:
+        ours = {entry.name: entry for entry in msgspec.json.decode(known, type=PrecisionPlan).entries}
+    except msgspec.MsgspecError as error:
+        return f"the file is no plan: {error}"
+    theirs = {entry.name: entry for entry in plan.entries}
+    found = [f"tensor {name} is missing" for name in ours if name not in theirs]
+    found += [f"tensor {name} is not one of the model's" for name in theirs if name not in ours]
+    for name in ours.keys() & theirs.keys():
+        if ours[name].shape != theirs[name].shape:
+            wanted = list(ours[name].shape)
+            found.append(f"tensor {name} has shape {list(theirs[name].shape)}, the plan says {wanted}")
+        elif ours[name] != theirs[name]:
+            found.append(f"tensor {name} is {theirs[name].reason}, the plan says {ours[name].reason}")
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return "; ".join(sorted(found)[:NAMED]) + more if found else "of another contract"

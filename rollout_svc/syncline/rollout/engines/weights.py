@@ -164,7 +164,7 @@ def _tensor(entry: TensorEntry, store: BlobStore) -> Tensor:
     """The blob as a tensor (memory-mapped if large)."""
     try:
         raw = store.read(entry.digest)
-    except (MissingBlob, BadBlob) as error:
+    except (MissingBlob, BadBlob, OSError) as error:
         raise StageFailed(f"tensor {entry.name}: {error}") from None
     dtype = DTYPES[entry.dtype]
     size = dtype.itemsize
