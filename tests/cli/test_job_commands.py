@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from command_line import Here
 
+from syncline.scheduler.cli_paths import why_not
+
 SPEC = """
 name = "words"
 [model]
@@ -128,3 +130,9 @@ def test_the_command_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_version_that_was_never_active_says_why_and_what_workers_said() -> None:
+    workers = {"w0": {"reason": "tensor a: bad"}, "w1": {"reason": "tensor a: bad"}, "w2": {"reason": ""}}
+    assert why_not({"reason": "superseded", "workers": workers}) == "superseded; tensor a: bad"
+    assert why_not({"reason": "late; w0: tensor a: bad", "workers": workers}) == "late; w0: tensor a: bad"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def versions(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> None:
-    """List a job's versions: state, digest, and how long each took from minted to active."""
+    """List a job's versions: state, digest, how long each took from minted to active, and why one never was."""
     with reading(context) as client:
         found = client.get(f"/v1/jobs/{the_job(client, job)}/versions")
     if json:
@@ -39,6 +39,16 @@ def versions(context: typer.Context, job: AnyJob = None, json: AsJson = False) -
         row = [v["version"], v["state"], v["digest"][:12] or "-", _clock(v["minted"]), short(took, " s")]
         rows.append([*row, str(active_on), _bytes(v["nbytes"]), _bytes(v["new_bytes"])])
     show_table(["version", "state", "digest", "minted", "to active", "workers", "size", "new"], rows)
+    for v in found["items"]:
+        if v["reason"]:
+            say(f"{v['version']}: {why_not(v)}")
+
+
+def why_not(version: dict[str, Any]) -> str:
+    """Why a version was never active, and what workers said of it that this does not repeat."""
+    told: str = version["reason"]
+    refusals = dict.fromkeys(path["reason"] for path in version["workers"].values() if path["reason"])
+    return "; ".join([told, *(reason for reason in refusals if reason not in told)])
 
 
 def trace(
