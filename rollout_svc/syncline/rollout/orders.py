@@ -208,7 +208,7 @@ class Orders:
         except OldVersion as error:
             self._refuse(order, "refused", str(error))
             return
-        except (ValueError, MissingManifest) as error:
+        except (ValueError, MissingManifest, OSError) as error:
             self._refuse(order, "failed", str(error))
             return
         # NaN is no agreement

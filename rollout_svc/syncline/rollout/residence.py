@@ -103,7 +103,7 @@ class Residence:
             self._awake = True
             try:
                 version = self._engine.wake(self._store)
-            except (ValueError, MissingManifest) as error:
+            except (ValueError, MissingManifest, OSError) as error:
                 _LOG.warning("the version served before sleep cannot be loaded again: %s", error)
                 version = None
             _LOG.info("awake with %s", version or "no version")

@@ -152,7 +152,7 @@ class Control:
         """`store.collect`, or nothing while a kept manifest cannot be read: which blobs it names is not known."""
         try:
             return self._publisher.store.collect(keep)
-        except BadManifest as error:
+        except (BadManifest, OSError) as error:
             self._log.error("no blob is deleted: %s", error)
             return 0
 

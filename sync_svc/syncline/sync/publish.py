@@ -125,7 +125,7 @@ class Publisher:
         known = target.read_bytes() if target.is_file() else b""
         if known and known != body and proven:
             story = _difference(known, plan)
-            raise Unpublishable(f"the export's precision plan is not the job's ({PLAN_FILE}): {story}")
+            raise Unpublishable(f"the export's precision plan is not the job's: {PLAN_FILE}: {story}")
         if known != body:
             write_whole(target, body)
 
