@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 from fault_stack import Change, Damage, Stack
 from fault_weights import Tensors
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
+from syncline.contract.streams import MINTED
 from syncline.contract.version_path import VersionId
 
 OTHER = "model.layers.0.self_attn.q_proj.weight"
@@ -138,6 +140,19 @@ def renamed_over_late(stack: Stack) -> Iterator[None]:
     stack.mint()
     yield
     stack.hooks.half_converted = None
+
+
+@contextmanager
+def minted_twice(stack: Stack) -> Iterator[None]:
+    version = stack.mint()
+    stack.settle(version)
+    assert stack.minted is not None
+    manifest = stack.store.read_manifest(version)
+    again = {name: "0" * 64 for name in stack.minted.files}
+    stack.bus.append(MINTED.at(stack.job), replace(stack.minted, files=again))
+    yield
+    stack.settle(stack.mint())
+    assert stack.store.read_manifest(version) == manifest
 
 
 @contextmanager

@@ -67,7 +67,7 @@ FIRST = Kind("first", "BF16, rolling, 3 workers, no version yet", {"recipe": "bf
 BRIDGE = Kind(
     "bridge", "INT4 that the engine makes of BF16 itself, rolling, 3 workers", {"custom": BRIDGE_INT4}
 )
-HASTY = Kind("hasty", "BF16, rolling, 3 workers, activation_wait 6 s", {"recipe": "bf16"}, wait=6.0)
+HASTY = Kind("hasty", "BF16, rolling, 3 workers, activation_wait 10 s", {"recipe": "bf16"}, wait=10.0)
 SMALL = Kind(
     "small", "INT4, rolling, 3 workers, the store on a file system of 1 MiB", INT4_RECIPE, store_kib=1024
 )
@@ -174,6 +174,13 @@ FAULTS: tuple[Fault, ...] = (
         STAMPED,
         e.renamed_over_late,
         "sync reads on from the file that it opened and checked",
+    ),
+    taken(
+        "minted twice, other files",
+        WIDE,
+        "`minted`, after the version is active",
+        e.minted_twice,
+        "the first stands; the second is logged and dropped",
     ),
     # ---- what a wrong converter would sign
     untaken(

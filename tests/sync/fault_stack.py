@@ -54,7 +54,7 @@ from syncline.runtime.service import ServiceContext
 from syncline.runtime.settings import Settings
 from syncline.runtime.store import BlobStore
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 Change = Callable[[Tensors], object]
 Damage = Callable[[Path], object]
@@ -69,6 +69,7 @@ class Stack:
         self.bus, self.hooks, self.parts = Bus(url), Hooks(), dict[str, Worker]()
         self.gone: set[str] = set()
         self.number = -1  # of the newest version minted
+        self.minted: Minted | None = None  # as the trainer said it last
         self.served = -1  # of the version that everybody serves between rows
         self._seeds: dict[int, int] = {}  # version -> seed of its weights, where that is not its number
         self._settings = Settings(redis_url=url, runs=runs, models=MODELS, job=job, port=0)
@@ -94,7 +95,11 @@ class Stack:
             subprocess.run(mounting, check=True)
         self.store = BlobStore(self.run / "store")
         board.stacks[job] = self
-        self._begin()
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
 
     def _begin(self) -> None:
         phase = events.Phase(
@@ -269,6 +274,7 @@ class Stack:
             minted_at=1.0,
             base=(base or self._whole) if alone else None,
         )
+        self.minted = minted
         self.bus.append(MINTED.at(self.job), minted)
         return version
 
