@@ -80,7 +80,7 @@ class Hooks:
 
 
 class Switchboard:
-    """Joins the hooks of the stacks to the parts, once per test session."""
+    """Joins the hooks of the stacks to the parts, once for all rows."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.stacks: dict[str, Stack] = {}
