@@ -113,7 +113,9 @@ def test_at_one_version_routes_agree_and_replay_changes_nothing(tmp_path: Path, 
     if min(result.routes.agreement) == 1.0:
         assert other.logprobs == result.logprobs
         left, right = weights(free, tmp_path / "wa"), weights(replay, tmp_path / "wb")
-        assert all(torch.equal(left[name], right[name]) for name in left)
+        # a recorded pair of experts may stand in the other order, and its gradients then add up in another one
+        for name in left:
+            torch.testing.assert_close(left[name], right[name], rtol=0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

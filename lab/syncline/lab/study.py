@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -225,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (args.out / "cells").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"argument --out: {args.out} cannot be a folder of results: {error.strerror}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     try:
         done = study(args)
     except CellFailed as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ def study(
     command += ["--updates", str(updates), "--seeds", seeds, "--jobs", str(jobs), "--groups", str(groups)]
     command += ["--variants", variants] if variants is not None else []
     command += [flag for flag, given in (("--fresh", fresh), ("--json", json)) if given]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     child = subprocess.Popen(command)
     try:
         code = child.wait()
