@@ -226,7 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (args.out / "cells").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"argument --out: {args.out} cannot be a folder of results: {error.strerror}")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+    # a shell starts background jobs with SIGINT ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         done = study(args)
     except CellFailed as error:

@@ -32,7 +32,8 @@ def study(
     command += ["--updates", str(updates), "--seeds", seeds, "--jobs", str(jobs), "--groups", str(groups)]
     command += ["--variants", variants] if variants is not None else []
     command += [flag for flag, given in (("--fresh", fresh), ("--json", json)) if given]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+    # a shell starts background jobs with SIGINT ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     child = subprocess.Popen(command)
     try:
         code = child.wait()
