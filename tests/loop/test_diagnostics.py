@@ -62,7 +62,7 @@ def test_mismatch_is_rounding_and_staleness_comes_with_lag(stack: Stack, mode: s
     assert [r["update"] for r in found] == list(range(1, UPDATES + 1))
     measured = [r for r in found if r["trajectories"] == PROBED]
     # a version that another overtakes before anybody serves it cannot be measured; it says so
-    assert len(measured) >= (UPDATES if mode == "colocated" else UPDATES // 2), found
+    assert len(measured) >= (UPDATES if mode == "colocated" else UPDATES - 3), found
     assert all(r["unmeasured"]["answers"] for r in found if r not in measured)
     rows = [row for r in measured for row in judge_tokens(folder, r["update"])]
     assert max(abs(row.mismatch) for row in rows) < ROUNDING
