@@ -1,0 +1,127 @@
+"""Writing the files of an export (`contract/exports.py`) one tensor at a time, hashed and fsynced.
+
+Every rank calls `write_rank`; when all are done, one of them collects their `RankExport`s and calls `finish`:
+
+    layout = Layout(engine="megatron_local", grid=Grid(tp=2), model=dimensions(config_json))
+    facts = {"decoder.layers.0.mlp.linear_fc1.weight": ("BF16", (64, 32))}  # all that Sharding(...).on(rank) names
+    mine = write_rank(folder, layout, rank, facts, lambda name: bytes_of(parameters[name]))
+
+    stamp = stamp_of(layout, ranks)  # on one rank, which has everybody's `mine`
+    files = finish(folder, ShardedExport(layout=layout, shapes=full_shapes, stamp=stamp), ranks, config_bytes)
+
+"Collects" means any way that a `msgspec` struct may travel. `files` is `Minted.files`.
+
+A tensor's bytes are asked for when it is its turn and dropped before the next, so that a rank needs room for one of
+them. The container is safetensors': 8 bytes of header length, a JSON header, the bytes; wider elements come first, so
+that each is aligned. Its library writes only tensors that are all there at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from syncline.contract.exports import CONFIG_FILE, SHARDS_FILE, RankExport, ShardedExport, rank_file
+from syncline.contract.sharding.layout import Layout
+from syncline.contract.sharding.stamps import ExportStamp, ShardStamp
+from syncline.runtime.durable import sync_folder, write_whole
+
+Buffer = bytes | bytearray | memoryview
+Facts = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Tensor name -> dtype (safetensors' name) and shape."""
+_WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_WIDTHS |= {"F8_E4M3": 1}
+_ALIGNED = 8  # bytes; where the first tensor begins
+
+
+class Wrote(msgspec.Struct, frozen=True):
+    """A file that is on disk. `tensors`: name -> sha256 hex of the tensor's bytes."""
+
+    sha256: str
+    tensors: dict[str, str]
+
+
+def write_tensors(path: Path, facts: Facts, read: Callable[[str], Buffer]) -> Wrote:
+    """Write `path` (new) with the tensors of `facts`, whose C-contiguous little-endian bytes `read` gives.
+
+    Raises `ValueError` naming the tensor for a dtype without a name here and for another number of bytes, `OSError`.
+    What a failed call leaves behind is no safetensors file.
+    """
+    for name, (dtype, _) in facts.items():
+        if dtype not in _WIDTHS:
+            raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(_WIDTHS)}")
+    order = sorted(facts, key=lambda name: (-_WIDTHS[facts[name][0]], name))
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name in order:
+        dtype, shape = facts[name]
+        size = _WIDTHS[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}  # type: ignore[dict-item]
+        at += size
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % _ALIGNED)
+    whole, digests = hashlib.sha256(), {}
+    with path.open("xb", buffering=0) as file:
+        for part in (len(text).to_bytes(8, "little"), text):
+            whole.update(part)
+            _write(file.fileno(), memoryview(part))
+        for name in order:
+            dtype, shape = facts[name]
+            data = memoryview(read(name))
+            if data.nbytes != (size := _WIDTHS[dtype] * math.prod(shape)):
+                raise ValueError(f"tensor {name} has {data.nbytes} bytes; {dtype} {list(shape)} has {size}")
+            raw = data.cast("B") if data.nbytes else memoryview(b"")  # a zero in the shape has no cast
+            whole.update(raw)
+            digests[name] = hashlib.sha256(raw).hexdigest()
+            _write(file.fileno(), raw)
+            del data, raw
+        os.fsync(file.fileno())
+    return Wrote(whole.hexdigest(), digests)
+
+
+def write_rank(
+    folder: Path, layout: Layout, rank: int, facts: Facts, read: Callable[[str], Buffer]
+) -> RankExport:
+    """Write the file of rank `rank` into `folder` (made if absent). Arguments and errors as `write_tensors`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = layout.grid.rank(rank)
+    wrote = write_tensors(folder / rank_file(rank), facts, read)
+    return RankExport(
+        rank=rank,
+        sha256=wrote.sha256,
+        shards=tuple(
+            ShardStamp(rank=place, tensor=name, dtype=dtype, shape=tuple(shape), digest=wrote.tensors[name])
+            for name, (dtype, shape) in sorted(facts.items())
+        ),
+    )
+
+
+def stamp_of(layout: Layout, ranks: Iterable[RankExport]) -> ExportStamp:
+    """The stamps of all `ranks` that took part."""
+    shards = (shard for rank in sorted(ranks, key=lambda rank: rank.rank) for shard in rank.shards)
+    return ExportStamp(layout=layout.digest(), shards=tuple(shards))
+
+
+def finish(folder: Path, export: ShardedExport, ranks: Iterable[RankExport], config: bytes) -> dict[str, str]:
+    """Write `shards.json` and `config.json` when all `ranks` are on disk; `Minted.files` of the export."""
+    files = {rank_file(rank.rank): rank.sha256 for rank in ranks}
+    for name, data in ((SHARDS_FILE, msgspec.json.encode(export)), (CONFIG_FILE, config)):
+        files[name] = write_file(folder / name, data)
+    sync_folder(folder.parent)
+    return files
+
+
+def write_file(path: Path, data: bytes) -> str:
+    """Write `path` whole and durably; sha256 hex of `data`."""
+    write_whole(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _write(descriptor: int, raw: memoryview) -> None:
+    done = 0
+    while done < len(raw):  # the system may take only a part
+        done += os.write(descriptor, raw[done:])
