@@ -4,15 +4,15 @@ Every rank calls `write_rank`; when all are done, one of them collects their `Ra
 
     layout = Layout(engine="megatron_local", grid=Grid(tp=2), model=dimensions(config_json))
     facts = {"decoder.layers.0.mlp.linear_fc1.weight": ("BF16", (64, 32))}  # all that Sharding(...).on(rank) names
-    mine = write_rank(folder, layout, rank, facts, lambda name: bytes_of(parameters[name]))
+    mine = write_rank(folder, layout, rank, facts, ((name, bytes_of(parameters[name])) for name in facts))
 
     stamp = stamp_of(layout, ranks)  # on one rank, which has everybody's `mine`
     files = finish(folder, ShardedExport(layout=layout, shapes=full_shapes, stamp=stamp), ranks, config_bytes)
 
-"Collects" means any way that a `msgspec` struct may travel. `files` is `Minted.files`.
+`RankExport`s travel as `msgspec` JSON in whatever way the ranks talk. `files` is `Minted.files`.
 
-A tensor's bytes are asked for when it is its turn and dropped before the next, so that a rank needs room for one of
-them. The container is safetensors': 8 bytes of header length, a JSON header, the bytes; wider elements come first, so
+Tensors come from a generator, in any order, and each is dropped before the next, so that a rank needs room for one of
+them. The container is safetensors': 8 bytes of header length, a JSON header, the bytes; wider elements lie first, so
 that each is aligned. Its library writes only tensors that are all there at once.
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,7 @@ import msgspec
 from syncline.contract.exports import CONFIG_FILE, SHARDS_FILE, RankExport, ShardedExport, rank_file
 from syncline.contract.sharding.layout import Layout
 from syncline.contract.sharding.stamps import ExportStamp, ShardStamp
-from syncline.runtime.durable import sync_folder, write_whole
+from syncline.runtime.durable import sync_file, sync_folder, write_whole
 
 Buffer = bytes | bytearray | memoryview
 Facts = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -46,50 +46,59 @@ class Wrote(msgspec.Struct, frozen=True):
     tensors: dict[str, str]
 
 
-def write_tensors(path: Path, facts: Facts, read: Callable[[str], Buffer]) -> Wrote:
-    """Write `path` (new) with the tensors of `facts`, whose C-contiguous little-endian bytes `read` gives.
+def write_tensors(path: Path, facts: Facts, tensors: Iterable[tuple[str, Buffer]]) -> Wrote:
+    """Write `path` (new): all tensors of `facts`, each given once as (name, C-contiguous little-endian bytes).
 
-    Raises `ValueError` naming the tensor for a dtype without a name here and for another number of bytes, `OSError`.
-    What a failed call leaves behind is no safetensors file.
+    Raises `ValueError` naming the tensor for a dtype without a name here, another number of bytes, and one that is
+    missing, unknown or given twice; `OSError`. What a failed call leaves behind is no export: nobody stamped it.
     """
+    text, places = _header(facts)
+    digests: dict[str, str] = {}
+    with path.open("xb", buffering=0) as file:
+        _write(file.fileno(), memoryview(text), 0)
+        for name, given in tensors:
+            if name not in places or name in digests:
+                raise ValueError(f"tensor {name} is {'given twice' if name in digests else 'not announced'}")
+            at, size = places[name]
+            data = memoryview(given)
+            if data.nbytes != size:
+                dtype, shape = facts[name]
+                raise ValueError(f"tensor {name} has {data.nbytes} bytes; {dtype} {list(shape)} has {size}")
+            raw = data.cast("B") if size else memoryview(b"")  # a zero in the shape has no cast
+            digests[name] = hashlib.sha256(raw).hexdigest()
+            _write(file.fileno(), raw, len(text) + at)
+            del given, data, raw
+        if missing := sorted(facts.keys() - digests.keys()):
+            raise ValueError(f"tensor {missing[0]} was announced and not given")
+    return Wrote(sync_file(path), digests)
+
+
+def _header(facts: Facts) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """What comes before the tensors, and where each begins after it, with its size in bytes."""
     for name, (dtype, _) in facts.items():
         if dtype not in _WIDTHS:
             raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(_WIDTHS)}")
-    order = sorted(facts, key=lambda name: (-_WIDTHS[facts[name][0]], name))
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name in order:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    places: dict[str, tuple[int, int]] = {}
+    at = 0
+    for name in sorted(facts, key=lambda name: (-_WIDTHS[facts[name][0]], name)):
         dtype, shape = facts[name]
         size = _WIDTHS[dtype] * math.prod(shape)
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}  # type: ignore[dict-item]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+        places[name] = at, size
         at += size
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % _ALIGNED)
-    whole, digests = hashlib.sha256(), {}
-    with path.open("xb", buffering=0) as file:
-        for part in (len(text).to_bytes(8, "little"), text):
-            whole.update(part)
-            _write(file.fileno(), memoryview(part))
-        for name in order:
-            dtype, shape = facts[name]
-            data = memoryview(read(name))
-            if data.nbytes != (size := _WIDTHS[dtype] * math.prod(shape)):
-                raise ValueError(f"tensor {name} has {data.nbytes} bytes; {dtype} {list(shape)} has {size}")
-            raw = data.cast("B") if data.nbytes else memoryview(b"")  # a zero in the shape has no cast
-            whole.update(raw)
-            digests[name] = hashlib.sha256(raw).hexdigest()
-            _write(file.fileno(), raw)
-            del data, raw
-        os.fsync(file.fileno())
-    return Wrote(whole.hexdigest(), digests)
+    return len(text).to_bytes(8, "little") + text, places
 
 
 def write_rank(
-    folder: Path, layout: Layout, rank: int, facts: Facts, read: Callable[[str], Buffer]
+    folder: Path, layout: Layout, rank: int, facts: Facts, tensors: Iterable[tuple[str, Buffer]]
 ) -> RankExport:
     """Write the file of rank `rank` into `folder` (made if absent). Arguments and errors as `write_tensors`."""
     folder.mkdir(parents=True, exist_ok=True)
     place = layout.grid.rank(rank)
-    wrote = write_tensors(folder / rank_file(rank), facts, read)
+    wrote = write_tensors(folder / rank_file(rank), facts, tensors)
     return RankExport(
         rank=rank,
         sha256=wrote.sha256,
@@ -121,7 +130,7 @@ def write_file(path: Path, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _write(descriptor: int, raw: memoryview) -> None:
+def _write(descriptor: int, raw: memoryview, at: int) -> None:
     done = 0
     while done < len(raw):  # the system may take only a part
-        done += os.write(descriptor, raw[done:])
+        done += os.pwrite(descriptor, raw[done:], at + done)
