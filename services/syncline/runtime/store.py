@@ -1,4 +1,5 @@
-"""The content-addressed store of a job's versions: `blobs/<sha256>` and `manifests/<epoch>.<number>.json`.
+"""The content-addressed store of a job's versions: `blobs/<sha256>`, `manifests/<epoch>.<number>.json`, and beside a
+manifest there may be `deltas/<epoch>.<number>.json`, the index of its deltas, whose blobs lie with the others.
 
 A blob is immutable and named by the sha256 of its bytes, so equal tensors of two versions are one file and
 a reader can check what it got. A blob or manifest appears whole or not at all: written beside its place,
@@ -16,12 +17,13 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from syncline.contract.deltas import BadIndex, DeltaIndex, SignedIndex, decoded_index
 from syncline.contract.version_path import (
     BadManifest,
     SignedManifest,
@@ -62,10 +64,12 @@ class BlobStore:
     def __init__(self, root: Path) -> None:
         self._blobs = root / "blobs"
         self._manifests = root / "manifests"
+        self._indexes = root / "deltas"
         self._lock = root / "lock"
         self._holds = 0
         self._blobs.mkdir(parents=True, exist_ok=True)
         self._manifests.mkdir(exist_ok=True)
+        self._indexes.mkdir(exist_ok=True)
 
     # ---- blobs ----
     def path(self, digest: str) -> Path:
@@ -162,11 +166,39 @@ class BlobStore:
         """Versions that have a manifest, oldest first."""
         return sorted(parse_version(path.stem) for path in self._manifests.glob("*.json"))
 
-    def collect(self, keep: set[VersionId]) -> int:
-        """Delete manifests of versions outside `keep`, blobs no manifest names, leftovers of dead writers.
+    # ---- deltas ----
+    def write_index(self, index: DeltaIndex, signed: SignedIndex) -> None:
+        """Put `signed`, the index inside it, beside its version's manifest; one that is there is replaced.
 
-        Returns the bytes freed. Waits for writers in other threads and processes. Raises `BadManifest`, with
-        no blob deleted, if a kept manifest cannot be read; `StoreHeld` inside one's own `hold()`.
+        Raises `MissingManifest` if the version was collected, `MissingBlob` if a delta was, `OSError`.
+        """
+        with self._locked(fcntl.LOCK_SH):
+            if not self._manifest_path(index.version).is_file():
+                raise MissingManifest(f"the store has no manifest of version {index.version}")
+            for entry in index.deltas:
+                if not self.has(entry.blob):
+                    raise MissingBlob(f"deltas of version {index.version}: no blob {entry.blob}")
+            _fsync_folder(self._blobs)
+            raw = memoryview(msgspec.json.encode(signed))
+            os.replace(_written(self._indexes, raw), self.index_path(index.version))
+
+    def read_index(self, version: VersionId) -> SignedIndex | None:
+        """The signed index of `version`; None: there is none (yet). Raises `BadIndex` for what is no index."""
+        try:
+            return decoded_index(self.index_path(version).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def index_path(self, version: VersionId) -> Path:
+        """Where the index of `version` lies, if it has one."""
+        return self._indexes / f"{int(version.epoch)}.{int(version.number)}.json"
+
+    def collect(self, keep: set[VersionId], spare: Callable[[], Collection[str]] = tuple) -> int:
+        """Delete manifests of versions outside `keep`, blobs nothing names, leftovers of dead writers.
+
+        An index goes with its manifest; one that cannot be read goes at once. `spare`, asked while nobody writes: blobs
+        that a writer in this process is about to name. Returns the bytes freed. Waits for writers in other threads and processes. Raises
+        `BadManifest`, with no blob deleted, if a kept manifest cannot be read; `StoreHeld` inside one's own `hold()`.
         """
         if self._holds:
             raise StoreHeld("collect was called inside hold()")
@@ -175,9 +207,13 @@ class BlobStore:
             for version in self.manifests():
                 if version not in keep:
                     freed += _removed(self._manifest_path(version))
-            named: set[str] = set()
+            named: set[str] = set(spare())
             for version in self.manifests():
                 named.update(tensor.digest for tensor in _decoded(self.read_manifest(version)).tensors)
+            for path in self._indexes.iterdir():
+                deltas = _deltas(path) if (self._manifests / path.name).is_file() else None
+                named.update(deltas or ())
+                freed += _removed(path) if deltas is None else 0
             for path in self._blobs.iterdir():
                 if path.name not in named:
                     freed += _removed(path)
@@ -215,6 +251,15 @@ def _decoded(signed: SignedManifest) -> VersionManifest:
         return msgspec.json.decode(signed.manifest, type=VersionManifest)
     except msgspec.MsgspecError as error:
         raise BadManifest(f"manifest: {error}") from None
+
+
+def _deltas(path: Path) -> list[str] | None:
+    """The blobs that an index names, signature unchecked; None: it cannot be read."""
+    try:
+        index = msgspec.json.decode(decoded_index(path.read_bytes()).index, type=DeltaIndex)
+    except (BadIndex, msgspec.MsgspecError):
+        return None
+    return [entry.blob for entry in index.deltas]
 
 
 def _sha256(path: Path) -> str:
