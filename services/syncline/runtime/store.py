@@ -196,8 +196,8 @@ class BlobStore:
     def collect(self, keep: set[VersionId], spare: Callable[[], Collection[str]] = tuple) -> int:
         """Delete manifests of versions outside `keep`, blobs nothing names, leftovers of dead writers.
 
-        An index goes with its manifest; one that cannot be read goes at once. `spare`, asked while nobody writes: blobs
-        that a writer in this process is about to name. Returns the bytes freed. Waits for writers in other threads and processes. Raises
+        An index goes with its manifest, or at once if it cannot be read. `spare`, asked while nobody writes: blobs
+        that a writer in this process is about to name. Returns the bytes freed. Waits for writers elsewhere. Raises
         `BadManifest`, with no blob deleted, if a kept manifest cannot be read; `StoreHeld` inside one's own `hold()`.
         """
         if self._holds:
