@@ -140,12 +140,25 @@ def trace(server: Server, t: tp.Trajectory, update: int) -> None:
         vp.MINTED, None, 0.1, 0.2, **version, parent=vp.VersionId(0, 6), optimizer_step=7, trajectories=4
     )
     tracing.record(
-        vp.CONVERTED, None, 0.2, 0.3, **version, representation="bf16", bytes=100, new_bytes=40, tensors=3
+        vp.CONVERTED,
+        None,
+        0.2,
+        0.3,
+        **version,
+        representation="bf16",
+        place="sync",
+        bytes=100,
+        new_bytes=40,
+        tensors=3,
+        ranks=0,
+        gather_ms=0.0,
     )
     tracing.record(vp.PUBLISHED, None, 0.3, 0.4, **version, digest=DIGEST[7])
     for worker in ("w1", "w0"):
         named = {**version, "digest": DIGEST[7], "worker": worker}
-        tracing.record(vp.STAGED, None, 0.4, 0.5, **named, bytes=40)
+        tracing.record(
+            vp.STAGED, None, 0.4, 0.5, **named, bytes=40, transfer="files", pulled_bytes=0, pull_seconds=0.0
+        )
         tracing.record(
             vp.VERIFIED, None, 0.5, 0.6, **named, loaded_digest=DIGEST[7], canary_gap=1e-5, verdict="verified"
         )

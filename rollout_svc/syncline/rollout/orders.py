@@ -1,8 +1,8 @@
 """Sync's orders: stage, verify, commit, abort, and the acks that tell how far this worker got.
 
-Staging runs in a thread of its own while the engine serves. A version is acked `verified` after its bytes
-were read back and the canaries were scored on the staged buffer; the flip happens in `advance`, between
-decode steps.
+Staging (`staging.py`) runs in a thread of its own while the engine serves. A version is acked `verified` after its
+bytes were read back and the canaries were scored on the staged buffer; the flip happens in `advance`, between decode
+steps.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
-import msgspec
-
-from syncline.contract.precision_trace import ComponentTrace
 from syncline.contract.streams import ACKS
-from syncline.contract.version_path import ACTIVE, STAGED, VERIFIED, Ack, Canary, SyncOrder, VersionId
-from syncline.rollout.engine import CommitPolicy, Committed, OldVersion, RolloutEngine, Staged
+from syncline.contract.version_path import ACTIVE, VERIFIED, Ack, SyncOrder, VersionId
+from syncline.rollout.engine import CommitPolicy, Committed, OldVersion, RolloutEngine
+from syncline.rollout.staging import Brought, Verified, bring, check
 from syncline.runtime.bus import Bus
-from syncline.runtime.store import BlobStore, MissingManifest
+from syncline.runtime.store import MissingManifest
 from syncline.runtime.tracing import record
+from syncline.transport.transport import Pulling, Superseded
 
 _LOG = logging.getLogger("syncline.rollout")
 _CONTEXTS = 16  # versions whose trace context is kept
@@ -29,17 +28,6 @@ _CONTEXTS = 16  # versions whose trace context is kept
 AckKind = Literal["staged", "verified", "active", "aborted", "failed", "refused"]
 
 REJOIN = 5.0  # seconds without a version and without an order after which a worker asks again
-
-
-class Verified(msgspec.Struct, frozen=True):
-    """What the staging thread found."""
-
-    order: SyncOrder
-    staged: Staged
-    gap: float | None  # largest |trainer - rollout| log-prob over the canaries; None: there were none
-    trace: ComponentTrace  # what scored the canaries
-    traceparent: str  # of the staged hop
-    began: float  # wall clock: of the canary check
 
 
 class Orders:
@@ -54,14 +42,14 @@ class Orders:
         self,
         bus: Bus,
         engine: RolloutEngine,
-        store: BlobStore,
+        pulling: Pulling,
         job: str,
         name: str,
         incarnation: str,
         policy: CommitPolicy,
         before_commit: Callable[[], None],
     ) -> None:
-        self._bus, self._engine, self._store = bus, engine, store
+        self._bus, self._engine, self._pulling = bus, engine, pulling
         self._job, self._name, self._incarnation = job, name, incarnation
         self._policy, self._before_commit = policy, before_commit
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage")
@@ -128,19 +116,24 @@ class Orders:
         if self._staging is not None:
             order, future = self._staging
             self._staging = None
+            self._pulling.supersede(order.seq + 1)
             self._finish_staging(order, future)
         self._commit = None
         self._asked = float("-inf")
 
     def close(self) -> None:
-        """End the staging thread."""
+        """End the staging thread, and what it pulls."""
+        if self._staging is not None:
+            self._pulling.supersede(self._staging[0].seq + 1)
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._pulling.close()
 
     # ---- orders
     def _take_stage(self, order: SyncOrder) -> None:
         if self._commit is not None:  # a newer version replaces one that still waits for requests
             self._commit = None
             self._engine.abort_stage()
+        self._pulling.supersede(order.seq)  # sync orders anew when it no longer waits for what comes now
         self._next = order
 
     def _take_commit(self, order: SyncOrder) -> None:
@@ -157,6 +150,7 @@ class Orders:
         if self._next is not None and self._next.version == order.version:
             self._next = None
         if self._staging is not None and self._staging[0].version == order.version:
+            self._pulling.supersede(order.seq)
             self._staging[1].exception()  # waits: a load cannot be stopped half-way
             self._staging = None
         if self._engine.staged == order.version:
@@ -164,66 +158,46 @@ class Orders:
             self._engine.abort_stage()
         self._say(self._ack(order, "aborted"))
 
-    # ---- staging, in the thread
+    # ---- staging
     def _stage(self, order: SyncOrder) -> Verified:
-        began = time.time()
-        signed = self._store.read_manifest(order.version)
-        staged = self._engine.stage(signed, self._store)
-        if staged.digest != order.digest:
-            raise ValueError(f"the store's manifest of {order.version} has digest {staged.digest}")
-        context = record(
-            STAGED,
-            order.traceparent or None,
-            began,
-            time.time(),
-            job=self._job,
-            version=order.version,
-            digest=staged.digest,
-            worker=self._name,
-            bytes=staged.nbytes,
-        )
-        self._say(self._ack(order, "staged", nbytes=staged.nbytes, seconds=staged.seconds))
-        began = time.time()
-        serves = self._engine.serving == (staged.version, staged.digest)
-        buffer: Literal["active", "staged"] = "active" if serves else "staged"
-        gap = self._canary_gap(order.canaries, buffer)
-        return Verified(order, staged, gap, self._engine.trace(buffer), context, began)
+        """In the thread."""
+        brought = bring(self._engine, self._pulling, order, self._job, self._name)
+        self._say(self._told(order, "staged", brought))
+        return check(self._engine, order, brought)
 
-    def _canary_gap(self, canaries: tuple[Canary, ...], buffer: Literal["active", "staged"]) -> float | None:
-        """Largest |trainer - rollout| over all canary tokens; None: there is no canary.
-
-        They test weights, so the context is wide whatever the contract stores.
-        """
-        gap = None
-        for canary in canaries:
-            ours = self._engine.score(canary.tokens, canary.prompt, buffer=buffer, kv="wide").logprobs
-            worst = max(abs(a - b) for a, b in zip(ours, canary.logprobs, strict=True))
-            gap = worst if gap is None or not worst <= gap else gap  # keeps NaN
-        return gap
+    def _told(self, order: SyncOrder, kind: AckKind, brought: Brought, **more: Any) -> Ack:
+        staged = brought.staged
+        more |= {"nbytes": staged.nbytes, "seconds": staged.seconds, "pulled": brought.pulled}
+        return self._ack(order, kind, **more)
 
     # ---- back in the loop
     def _finish_staging(self, order: SyncOrder, future: Future[Verified]) -> None:
         try:
             found = future.result()
+        except Superseded as error:
+            _LOG.info("version %s: %s", order.version, error)  # nobody waits for an answer
+            return
         except OldVersion as error:
             self._refuse(order, "refused", str(error))
             return
         except (ValueError, MissingManifest, OSError) as error:
+            self._pulling.doubt()
             self._refuse(order, "failed", str(error))
             return
         # NaN is no agreement
         good = found.gap is None or found.gap <= order.tolerance
-        verdict = found.staged.verdict if good else "failed"
+        staged = found.brought.staged
+        verdict = staged.verdict if good else "failed"
         self._verified[order.version] = record(
             VERIFIED,
-            found.traceparent,
+            found.brought.traceparent,
             found.began,
             time.time(),
             job=self._job,
             version=order.version,
-            digest=found.staged.digest,
+            digest=staged.digest,
             worker=self._name,
-            loaded_digest=found.staged.loaded_digest,
+            loaded_digest=staged.loaded_digest,
             canary_gap=found.gap,
             verdict=verdict,
         )
@@ -235,14 +209,13 @@ class Orders:
             return
         self.trouble = ""
         self._say(
-            self._ack(
+            self._told(
                 order,
                 "verified",
-                loaded_digest=found.staged.loaded_digest,
+                found.brought,
+                loaded_digest=staged.loaded_digest,
                 canary_gap=found.gap,
                 verdict=verdict,
-                nbytes=found.staged.nbytes,
-                seconds=found.staged.seconds,
                 trace=found.trace,
             )
         )

@@ -25,7 +25,7 @@ from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.lease import Devices
 from syncline.runtime.ledger import Ledger
 from syncline.runtime.service import ServiceContext
-from syncline.runtime.store import BlobStore
+from syncline.transport.kinds import pulling
 
 _POLL = 0.02  # seconds between two looks at the streams while tokens are sampled
 _SOON = 0.02  # seconds to block while a version is being staged
@@ -99,13 +99,16 @@ def assemble(context: ServiceContext) -> Worker:
         raise ValueError(f"job {job} has no spec")
     spec = JobSpec.model_validate_json(raw)
     folder = context.settings.job_dir(job)
-    store = BlobStore(folder / "store")
+    key = (folder / "key").read_bytes()
+    bytes_of = pulling(spec.transfer, folder / "store", context.settings.own_dir(job, name), job, name, key)
     codec = TextCodec(model_folder(context.settings.models, spec.model.name).path)
-    engine = make_engine(spec, context, job, (folder / "key").read_bytes())
+    engine = make_engine(spec, context, job, key)
     probes = Probes(bus, engine, spec, job, name)
-    orders = Orders(bus, engine, store, job, name, context.incarnation, policy_of(spec), probes.before_commit)
+    orders = Orders(
+        bus, engine, bytes_of, job, name, context.incarnation, policy_of(spec), probes.before_commit
+    )
     devices = Devices(bus, context.heartbeat_key, context.incarnation)
-    residence = Residence(bus, engine, orders, store, devices, spec, job, name, context.emit)
+    residence = Residence(bus, engine, orders, bytes_of.store, devices, spec, job, name, context.emit)
     ledger = Ledger(
         bus,
         job,

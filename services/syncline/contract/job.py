@@ -10,16 +10,14 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, Field, JsonValue, model_validator
 
 from syncline.contract.precision import Hardware, PrecisionContract, Variant, with_variant
 from syncline.contract.recipes import RECIPES, read
+from syncline.contract.spec_part import Part as _Part
+from syncline.contract.turns import TurnsSpec
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelSpec(_Part):
@@ -32,7 +30,7 @@ class ModelSpec(_Part):
 
 
 class TaskSpec(_Part):
-    environment: Literal["characters", "reasoning_gym", "jsonl"] = "characters"
+    environment: Literal["calculator", "characters", "reasoning_gym", "jsonl"] = "characters"
     options: dict[str, str | int | float | bool | list[str | int | float]] = Field(
         default_factory=dict,
         description="what the environment itself takes; it refuses what it does not know",
@@ -146,8 +144,26 @@ class RolloutSpec(_Part):
     )
 
 
+class ParallelSpec(_Part):
+    """Ranks of the `megatron` trainer. Attention and dense layers: tp x dp per stage; experts: etp x ep of the same."""
+
+    tp: int = Field(1, ge=1, le=1024, description="tensor-parallel ranks")
+    pp: int = Field(1, ge=1, le=1024, description="pipeline stages")
+    ep: int = Field(1, ge=1, le=1024, description="expert-parallel ranks; they are among tp x dp")
+    etp: int | None = Field(
+        None, ge=1, le=1024, description="tensor-parallel ranks of experts; null: tp without ep, else 1"
+    )
+    dp: int = Field(1, ge=1, le=1024, description="data-parallel ranks")
+    deadline: float = Field(
+        600.0, gt=0, description="seconds a rank may keep the others waiting before the step fails, naming it"
+    )
+
+
 class TrainerSpec(_Part):
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "megatron"] = Field(
+        "torch", description="torch: one process, any causal LM; megatron: megatron-core, over `parallel`"
+    )
+    parallel: ParallelSpec = ParallelSpec()
     router_replay: bool = Field(
         False,
         description="route each token as rollout did, by its recorded expert ids; needs rollout.record_experts",
@@ -211,6 +227,16 @@ class LimitSpec(_Part):
     )
 
 
+class TransferSpec(_Part):
+    """How the bytes of a version reach a rollout worker; see docs/transfer.md."""
+
+    kind: Literal["files", "http", "group", "objects"] = "files"
+    url: str | None = Field(None, pattern=r"^[a-z][a-z0-9+]*://\S+$", description="objects: fsspec address")
+    deltas: bool = Field(False, description="send what changed, where that is smaller than the tensor")
+    bucket_mb: int = Field(16, ge=1, le=1024, description="most MiB that are asked for, and held, at once")
+    timeout: float = Field(45.0, gt=0, le=3600, description="seconds in which a worker must have a version")
+
+
 class DiagnosticsSpec(_Part):
     """Same-version scores of a share of the trained trajectories; see docs/decisions/0007."""
 
@@ -236,6 +262,7 @@ class JobSpec(_Part):
     kind: Literal["train"] = "train"
     model: ModelSpec
     task: TaskSpec = TaskSpec()
+    turns: TurnsSpec = TurnsSpec()
     reward: RewardSpec = RewardSpec()
     sampling: SamplingSpec = SamplingSpec()
     batch: BatchSpec = BatchSpec()
@@ -249,6 +276,7 @@ class JobSpec(_Part):
     seeds: SeedSpec = SeedSpec()
     retention: RetentionSpec = RetentionSpec()
     limits: LimitSpec = LimitSpec()
+    transfer: TransferSpec = TransferSpec()
     diagnostics: DiagnosticsSpec = DiagnosticsSpec()
     device: DeviceSpec = DeviceSpec()
 

@@ -110,6 +110,24 @@ def _rest(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+def _transfer(spec: JobSpec) -> Iterator[Problem]:
+    transfer = spec.transfer
+    if transfer.kind == "objects" and transfer.url is None:
+        yield _problem(
+            "transfer.url", "is missing for kind 'objects'", "give an address, such as s3://bucket/folder"
+        )
+    if transfer.kind != "objects" and transfer.url is not None:
+        hint = "leave it out or use kind 'objects'"
+        yield _problem("transfer.url", f"has no meaning for kind {transfer.kind!r}", hint)
+    if transfer.deltas and transfer.kind == "files":
+        message = "a worker that maps the store has the whole tensor nearer than any delta"
+        yield _problem("transfer.deltas", message, "leave it out, or use another transfer.kind")
+    order = spec.limits.activation_wait / 2
+    if transfer.kind != "files" and transfer.timeout >= order:
+        message = f"{transfer.timeout:g} s is not below the {order:g} s that an order to stage may take"
+        yield _problem("transfer.timeout", message, f"less than half of limits.activation_wait ({order:g})")
+
+
 def _precision(spec: JobSpec) -> Iterator[Problem]:
     """The contract is there, says nothing that contradicts itself or the schedule, and the hardware can run it."""
     named = list(_named(spec))
@@ -181,6 +199,7 @@ RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _lag,
     _switches,
     _reward,
+    _transfer,
     _precision,
     _rest,
 )

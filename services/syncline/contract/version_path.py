@@ -16,6 +16,7 @@ import msgspec
 
 from syncline.contract.hops import Hop
 from syncline.contract.precision_trace import ComponentTrace
+from syncline.contract.pulled import Pulled
 
 MINTED = Hop(
     name="version.minted",
@@ -29,7 +30,8 @@ CONVERTED = Hop(
     done_by="sync",
     reads=("minted",),
     writes=("store",),
-    attributes=("version", "representation", "bytes", "new_bytes", "tensors"),
+    # ranks: shards that tensors were gathered from (0: the export was whole); gather_ms: added up over threads
+    attributes=("version", "representation", "place", "bytes", "new_bytes", "tensors", "ranks", "gather_ms"),
 )
 PUBLISHED = Hop(
     name="version.published",
@@ -42,7 +44,7 @@ STAGED = Hop(
     done_by="rollout",
     reads=("sync", "store"),
     writes=("acks",),
-    attributes=("version", "digest", "worker", "bytes"),
+    attributes=("version", "digest", "worker", "bytes", "transfer", "pulled_bytes", "pull_seconds"),
 )
 VERIFIED = Hop(
     name="version.verified",
@@ -210,6 +212,7 @@ class SyncOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     traceparent: str = ""
     canaries: tuple[Canary, ...] = ()  # with `stage`
     tolerance: float = 0.0  # with `stage`: largest allowed |trainer - rollout| canary log-prob difference
+    source: str = ""  # with `stage`: where the transport offers the bytes; "": the spec says it
 
 
 class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -236,6 +239,7 @@ class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     seconds: float = 0.0
     reason: str = ""
     trace: ComponentTrace | None = None  # with `verified`: what the staged weights are, read from the modules
+    pulled: Pulled | None = None  # with `staged` and `verified`
 
 
 VersionState = Literal["minted", "converted", "published", "active", "retired", "failed"]
@@ -254,6 +258,7 @@ class WorkerPath(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     pause_ms: float | None = None
     policy: str = ""
     reason: str = ""
+    pulled: Pulled | None = None
 
 
 class VersionRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -268,6 +273,9 @@ class VersionRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     representation: str = ""
     nbytes: int = 0
     new_bytes: int = 0
+    changed_bytes: int | None = None  # of tensors that the version published before does not have
+    changed_share: float | None = None  # of elements against that version; None: not compared
+    delta_bytes: int | None = None  # of deltas, and of changed tensors without one; None: no deltas
     traceparent: str = ""
     minted: float | None = None
     converted: float | None = None

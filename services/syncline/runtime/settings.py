@@ -22,7 +22,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None = None
     port: int | None = None
     otlp: str | None = None
-    host: str = "127.0.0.1"  # where the gateway listens
+    host: str = "127.0.0.1"  # where the gateway listens, and sync where the transport needs that
+    cache: Path | None = None  # where workers keep stores of their own; None: below the job's folder
     token: str | None = None  # bearer token of the gateway; not handed on by `environ()`
 
     @classmethod
@@ -44,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             port=_port(given.get("SYNCLINE_PORT")),
             otlp=_http_url(given.get("OTEL_EXPORTER_OTLP_ENDPOINT")),
             host=given.get("SYNCLINE_HOST", "127.0.0.1"),
+            cache=Path(given["SYNCLINE_CACHE"]).absolute() if "SYNCLINE_CACHE" in given else None,
             token=given.get("SYNCLINE_TOKEN"),
         )
 
@@ -57,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "SYNCLINE_WORKER": self.worker,
             "SYNCLINE_PORT": None if self.port is None else str(self.port),
             "SYNCLINE_HOST": self.host,
+            "SYNCLINE_CACHE": None if self.cache is None else str(self.cache),
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp,
         }
         return {name: value for name, value in named.items() if value is not None}
@@ -66,6 +69,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if not job.isalnum() or not job.isascii():
             raise ValueError(f"job id {job!r} is not of the form j0123456789")
         return self.runs / job
+
+    def own_dir(self, job: str, worker: str) -> Path:
+        """A folder for what `worker` of `job` alone uses. Raises `ValueError` for a name that cannot be a folder's."""
+        if not worker.isalnum() or not worker.isascii():
+            raise ValueError(f"worker {worker!r} is not of the form w0")
+        folder = self.job_dir(job)
+        return (folder / "workers" if self.cache is None else self.cache / job) / worker
 
     @property
     def traces(self) -> Path:

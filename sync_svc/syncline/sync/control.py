@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 
 from syncline.contract import events
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import ACKS, DEAD, EVENTS, GROUP_SYNC, MINTED, PHASE, SYNC
+from syncline.contract.streams import ACKS, EVENTS, GROUP_SYNC, MINTED, PHASE, SYNC
 from syncline.contract.version_path import (
     RETIRED,
     Ack,
@@ -26,27 +25,29 @@ from syncline.contract.version_path import (
     VersionManifest,
     loaded_digest,
 )
-from syncline.runtime.bus import BadMessage, Bus, Entry, Value, pack, unpack
+from syncline.runtime.bus import Bus, Value, pack, unpack
 from syncline.runtime.lease import Lease
 from syncline.runtime.tracing import hop
 from syncline.sync import state as m
 from syncline.sync.decide import held, step
 from syncline.sync.fleet import Fleet
+from syncline.sync.mail import Mail, acknowledged
 from syncline.sync.publish import Publisher, Unpublishable
 from syncline.sync.record import Records
+from syncline.transport.transport import NotOfferable, Offering
 
-T = TypeVar("T")
-
-CONSUMER = "sync"  # one name for all incarnations: a new one inherits what the last one left pending
 ORDERS = 10_000  # entries kept of `sync`
 
 
 class Control:
     """Sync's whole state, for one job. `recover` first, then the methods in any order."""
 
-    def __init__(self, bus: Bus, lease: Lease, job: str, spec: JobSpec, publisher: Publisher) -> None:
+    def __init__(
+        self, bus: Bus, lease: Lease, job: str, spec: JobSpec, publisher: Publisher, offering: Offering
+    ) -> None:
         self._bus, self._lease, self._job, self._spec = bus, lease, job, spec
-        self._publisher = publisher
+        self._publisher, self._offering = publisher, offering
+        self._mail = Mail(bus, lease, job)
         self._records = Records(bus, job)
         self._fleet = Fleet(bus, job)
         self._entries: dict[VersionId, tuple[str, Minted]] = {}  # pending ones, with their stream id
@@ -54,7 +55,7 @@ class Control:
         self._log = logging.getLogger("syncline.sync")
         self.state = m.State(
             wait=spec.limits.activation_wait,
-            seq=self._last_seq(),
+            seq=self._mail.last_seq(),
             scope="barrier" if spec.schedule.mode == "colocated" else "rolling",
             awake=True,
         )
@@ -66,7 +67,7 @@ class Control:
             self._bus.ensure_group(key.at(self._job), GROUP_SYNC)
         self.follow_phase()
         records = {record.version: record for record in self._records.load()}
-        pending = self._readable(MINTED.at(self._job), self._pending(MINTED.at(self._job)), Minted)
+        pending = self._mail.pending(MINTED, Minted)
         waiting = {minted.version for _, minted in pending}
         known = [v for v, r in records.items() if r.state != "minted" and v not in waiting]
         self.state = msgspec.structs.replace(self.state, newest=max(known, default=None))
@@ -82,12 +83,14 @@ class Control:
             self._hear(id, minted)
             try:
                 manifest = self._publisher.published(minted)
-            except BadManifest as error:
+                if manifest is not None:
+                    self._offering.offer(minted.version)
+            except (BadManifest, NotOfferable) as error:
                 self._tell(m.Broken(version=minted.version, reason=str(error)))
                 continue
             if manifest is not None and minted.version in self._entries:
                 self._published(minted, manifest, complete=state == "active")
-        self._take_acks(self._pending(ACKS.at(self._job)))
+        self._take_acks(self._mail.pending(ACKS, Ack))
 
     # ---- what comes in ----
     def follow_phase(self) -> None:
@@ -102,7 +105,7 @@ class Control:
 
     def take_acks(self) -> None:
         """Tell the machine what workers answered since the last call."""
-        self._take_acks(self._bus.group_read(ACKS.at(self._job), GROUP_SYNC, CONSUMER, 100, None))
+        self._take_acks(self._mail.new(ACKS, Ack))
 
     def look(self) -> None:
         """Tell the machine who lives, and that time has passed."""
@@ -113,9 +116,7 @@ class Control:
 
     def take_minted(self) -> None:
         """Hear of new versions, and convert and publish the newest one if it is not yet."""
-        key = MINTED.at(self._job)
-        entries = self._bus.group_read(key, GROUP_SYNC, CONSUMER, 100, None)
-        for id, minted in self._readable(key, entries, Minted):
+        for id, minted in self._mail.new(MINTED, Minted):
             self._hear(id, minted)
         proven = any(offer.ended == "active" for offer in self.state.offers.values())
         for version in self.state.pending:
@@ -123,7 +124,8 @@ class Control:
             record = self._records.of(minted)
             try:
                 manifest = self._publisher.publish(minted, record, proven=proven)
-            except Unpublishable as error:
+                self._offering.offer(version)
+            except (Unpublishable, NotOfferable) as error:
                 self._log.error("version %s cannot be published: %s", version, error)
                 self._tell(m.Broken(version=version, reason=str(error)))
                 self._kept = None  # what was stored of it goes: on a full disk the next one needs the room
@@ -146,6 +148,7 @@ class Control:
             with hop(RETIRED, parent=parent, job=self._job, version=version) as retired:
                 retired.set(freed_bytes=self._collect(set(store.manifests()) - {version}))
             self._records.retired(version, time.time())
+        self._offering.retire()
         self._write(self._records.commands())
 
     def _collect(self, keep: set[VersionId]) -> int:
@@ -164,29 +167,15 @@ class Control:
                 self._log.error(
                     "version %s came twice with different files; the first stands", minted.version
                 )
-            self._write(self._acknowledged(MINTED.at(self._job), id))
+            self._write(acknowledged(MINTED.at(self._job), id))
             return
         self._records.of(minted)
         self._entries[minted.version] = (id, minted)
         self._tell(m.Minted(version=minted.version))
 
-    def _take_acks(self, entries: Sequence[Entry]) -> None:
-        key = ACKS.at(self._job)
-        for id, ack in self._readable(key, entries, Ack):
-            self._tell(m.Acked(ack=ack), self._acknowledged(key, id))
-
-    def _pending(self, key: str) -> Sequence[Entry]:
-        return self._bus.group_pending(key, GROUP_SYNC, CONSUMER)
-
-    def _readable(self, key: str, entries: Sequence[Entry], type: type[T]) -> list[tuple[str, T]]:
-        """(id, message) of `entries`; one that cannot be read goes to the dead letters with the reason."""
-        found = []
-        for entry in entries:
-            try:
-                found.append((entry.id, unpack(entry, type)))
-            except BadMessage as error:
-                self._dead(key, entry, error)
-        return found
+    def _take_acks(self, answers: Sequence[tuple[str, Ack]]) -> None:
+        for id, ack in answers:
+            self._tell(m.Acked(ack=ack), acknowledged(ACKS.at(self._job), id))
 
     def _published(self, minted: Minted, manifest: VersionManifest, *, complete: bool) -> None:
         record = self._records.of(minted)
@@ -215,14 +204,14 @@ class Control:
         }  # of others nobody asks for canaries or export again
         gone = [self._entries.pop(version) for version in self._entries.keys() - needed]
         for id, _ in gone:
-            commands += self._acknowledged(MINTED.at(self._job), id)
+            commands += acknowledged(MINTED.at(self._job), id)
         self._write([*self._records.commands(), *commands, *cause])
         for _, minted in gone:
             self._publisher.drop_export(minted)
 
     def _over(self, id: str, minted: Minted) -> None:
         """A version whose end is on record: only its entry and export are left."""
-        self._write(self._acknowledged(MINTED.at(self._job), id))
+        self._write(acknowledged(MINTED.at(self._job), id))
         self._publisher.drop_export(minted)
 
     # ---- writing what it says ----
@@ -262,37 +251,12 @@ class Control:
             traceparent=minted.traceparent,
             canaries=minted.canaries if stage else (),
             tolerance=self._publisher.contract.convert.tolerance if stage else 0.0,
+            source=self._offering.source(order.version, order.workers, order.seq) if stage else "",
         )
 
     def _event(self, event: events.Event) -> list[Value]:
         return ["XADD", EVENTS.at(self._job), "*", "m", pack(event)]
 
-    def _acknowledged(self, key: str, id: str) -> list[list[Value]]:
-        return [["XACK", key, GROUP_SYNC, id], ["XDEL", key, id]]
-
-    def _dead(self, key: str, entry: Entry, error: BadMessage) -> None:
-        self._log.error("dead letter: %s", error)
-        body = entry.fields.get(b"m", b"")
-        letter: list[Value] = [
-            "XADD",
-            DEAD.at(self._job),
-            "MAXLEN",
-            "~",
-            ORDERS,
-            "*",
-            "key",
-            key,
-            "id",
-            entry.id,
-        ]
-        self._write([[*letter, "reason", str(error), "m", body], *self._acknowledged(key, entry.id)])
-
     def _write(self, commands: Sequence[Sequence[Value]]) -> None:
         if commands:
             self._lease.transact(commands)
-
-    def _last_seq(self) -> int:
-        key = SYNC.at(self._job)
-        last = self._bus.last_id(key)
-        entries = self._bus.range(key, last, last) if last != "0" else []
-        return unpack(entries[0], SyncOrder).seq if entries else -1

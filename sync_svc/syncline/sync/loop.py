@@ -15,6 +15,7 @@ from syncline.runtime.store import BlobStore
 from syncline.sync.control import Control
 from syncline.sync.manifest import read_key
 from syncline.sync.publish import Publisher
+from syncline.transport.kinds import offering
 
 POLL = 0.25  # seconds after which deadlines and heartbeats are looked at, though nothing arrived
 
@@ -44,7 +45,9 @@ def start(context: ServiceContext) -> Control:
         raise ValueError(f"job {context.job} has no spec")
     spec = JobSpec.model_validate_json(raw)
     contract = spec.contract()
-    publisher = Publisher(context.job, folder, read_key(folder), contract, BlobStore(folder / "store"))
-    control = Control(context.bus, lease, context.job, spec, publisher)
+    key, store = read_key(folder), BlobStore(folder / "store")
+    publisher = Publisher(context.job, folder, key, contract, store)
+    offers = offering(spec.transfer, folder / "store", context.job, key, context.settings.host)
+    control = Control(context.bus, lease, context.job, spec, publisher, offers)
     control.recover()
     return control
