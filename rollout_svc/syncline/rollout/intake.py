@@ -99,6 +99,12 @@ class Intake:
         """Forget an item: published, ended, or somebody else's."""
         del self.held[trajectory]
 
+    def fail(self, trajectory: str, why: str) -> None:
+        """End an item that no other try would save."""
+        _LOG.error("trajectory %s cannot be sampled: %s", trajectory, why)
+        self._ledger.end(trajectory, "failed", why)
+        self.drop(trajectory)
+
     def keep_alive(self) -> list[str]:
         """Tell the group that this worker lives. Returns trajectories that were taken over from it."""
         now = time.monotonic()
@@ -118,9 +124,7 @@ class Intake:
         try:
             submit(held)
         except ValueError as error:
-            _LOG.error("trajectory %s cannot be sampled: %s", held.item.trajectory, error)
-            self._ledger.end(held.item.trajectory, "failed", str(error))
-            self.drop(held.item.trajectory)
+            self.fail(held.item.trajectory, str(error))
 
     def _take_new(self, entries: Sequence[Entry]) -> None:
         items = self._readable(entries)

@@ -1,6 +1,7 @@
 """The rollout worker of one job.
 
-consumes      `work` (group rollout), `sync`, `phases` and `probes` (own cursors), the store's manifests and blobs
+consumes      `work` (group rollout), `sync`, `phases` and `probes` (own cursors), the store's manifests and blobs,
+              what environments answer to a turn
 produces      `trajectories` through the ledger, score errands, `acks`, `probed`, `Slept` and `Woke`, its line in
               `workers`
 waits for     an order to wake (`device` while its memory is used up), a verified version, an open gate, work, the
@@ -35,9 +36,14 @@ def main(context: ServiceContext) -> None:
             began = time.monotonic()
             chunks = worker.engine.step()
             worker.pace.worked(time.monotonic() - began)
-            worker.probes.sampled(worker.publisher.take(chunks))
+            worker.sessions.take(chunks)
+        worker.sessions.go_on(worker.engine)
+        for trajectory, why in worker.sessions.failed():
+            worker.intake.fail(trajectory, why)
+        worker.probes.sampled(worker.publisher.publish(worker.sessions.closed()))
         worker.teller.tell()
         context.ready(worker.engine.serving is not None, worker.teller.why() or "asleep")
+    worker.tools.close()
     worker.orders.close()
 
 
@@ -45,9 +51,10 @@ def take_work(worker: Worker) -> None:
     """Begin what may begin. From the ledger's `go` to the prefill in the next step, no version is committed."""
     for lost in worker.intake.keep_alive():
         worker.engine.abort(lost)
-        worker.publisher.forget(lost)
+        worker.sessions.forget(lost)
     serving = worker.engine.serving
     if serving is None or not worker.residence.gate_open:
         return
-    worker.intake.take(worker.engine.room)
-    worker.intake.begin(serving[0], worker.engine.room, worker.submit)
+    room = max(0, worker.engine.room - worker.sessions.between)
+    worker.intake.take(room)
+    worker.intake.begin(serving[0], room, worker.submit)

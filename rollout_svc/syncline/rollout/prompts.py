@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import msgspec
+
 from syncline.contract.events import WorkItem
 from syncline.contract.job import JobSpec
 from syncline.contract.token_path import SamplingConvention
 from syncline.environments.environment import Environment
 from syncline.reference.model import TextCodec
 from syncline.rollout.engine import Request, Sampling
+from syncline.rollout.sessions import turn_tokens
 
 
 class Prompter:
@@ -19,17 +22,30 @@ class Prompter:
         self._environment, self._codec, self._spec = environment, codec, spec
         self._experts = experts and spec.rollout.record_experts
         self._sampling = sampling_of(spec)
+        self._first = turn_tokens(spec.turns, spec.sampling.max_tokens, 0)
         self._ids = lru_cache(maxsize=256)(self._make_ids)
 
     def request(self, item: WorkItem, attempt: int) -> Request:
         """The request of `item`. Raises `ValueError` naming the prompt if the model cannot be asked it."""
+        prompt = self._ids(item.prompt)
         return Request(
             trajectory=item.trajectory,
-            prompt=self._ids(item.prompt),
+            prompt=prompt,
             seed=(self._spec.seeds.sampling, item.group, item.index, attempt),
-            sampling=self._sampling,
+            sampling=msgspec.structs.replace(self._sampling, max_tokens=self._room(item.prompt, prompt)),
             experts=self._experts,
         )
+
+    def _room(self, index: int, prompt: tuple[int, ...]) -> int:
+        """Tokens of the first turn: its own limit, or what `turns.context` leaves."""
+        context = self._spec.turns.context
+        if context is None:
+            return self._first
+        if len(prompt) >= context:
+            raise ValueError(
+                f"prompt {index} has {len(prompt)} tokens, and turns.context is {context}: no token can follow"
+            )
+        return min(self._first, context - len(prompt))
 
     def _make_ids(self, index: int) -> tuple[int, ...]:
         prompt = self._environment.prompt(index)

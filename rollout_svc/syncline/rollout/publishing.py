@@ -1,4 +1,4 @@
-"""From closed chunks to published trajectories: records, hops, and the errand that scores them."""
+"""From closed sessions to published trajectories: records, hops, and the errand that scores them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from syncline.contract.token_path import PUBLISHED, SAMPLED, SamplingConvention, Trajectory
 from syncline.contract.version_path import VersionId
 from syncline.reference.model import TextCodec
-from syncline.rollout.engine import Chunk
 from syncline.rollout.intake import Held, Intake
-from syncline.rollout.spans import Sampled, fold, trajectory
+from syncline.rollout.sessions import Closed
+from syncline.rollout.spans import Sampled, trajectory
 from syncline.runtime.errands import ScoreErrand, send_scores
 from syncline.runtime.ledger import Ledger
 from syncline.runtime.tracing import record
@@ -20,7 +20,7 @@ _LOG = logging.getLogger("syncline.rollout")
 
 
 class Publisher:
-    """Collects the chunks of each request and publishes it when it has ended.
+    """Publishes sessions that have ended.
 
     contexts   version -> traceparent of its activation here: spans link to it
     """
@@ -40,29 +40,13 @@ class Publisher:
         self._ledger, self._intake, self._codec, self._contexts = ledger, intake, codec, contexts
         self._job, self._name = job, name
         self._convention, self._contract = convention, contract
-        self._chunks: dict[str, list[Chunk]] = {}
-        self._prompts: dict[str, tuple[int, ...]] = {}
         self.fenced = 0
 
-    def begun(self, trajectory_id: str, prompt: tuple[int, ...]) -> None:
-        """A request was submitted with this prompt."""
-        self._prompts[trajectory_id] = prompt
-        self._chunks[trajectory_id] = []
-
-    def forget(self, trajectory_id: str) -> None:
-        """A request was aborted: nothing of it is published."""
-        self._prompts.pop(trajectory_id, None)
-        self._chunks.pop(trajectory_id, None)
-
-    def take(self, chunks: Sequence[Chunk]) -> list[Trajectory]:
-        """Note chunks, publish the requests that they end, and return their records."""
-        ended = []
-        for chunk in chunks:
-            self._chunks[chunk.trajectory].append(chunk)
-            if chunk.finish is not None:
-                ended.append(self._record(chunk.trajectory))
-        if not ended:
+    def publish(self, closed: Sequence[Closed]) -> list[Trajectory]:
+        """Publish what has ended, and return its records."""
+        if not closed:
             return []
+        ended = [self._record(session) for session in closed]
         began = time.time()
         answers = self._ledger.publish_many([(told, held.work_id) for held, told in ended])
         errands = []
@@ -79,20 +63,21 @@ class Publisher:
             send_scores(self._job, errands)
         return [told for _, told in ended]
 
-    def _record(self, name: str) -> tuple[Held, Trajectory]:
-        held, prompt = self._intake.held[name], self._prompts[name]
-        sampled = fold(self._chunks[name], self._name)
-        self.forget(name)
+    def _record(self, closed: Closed) -> tuple[Held, Trajectory]:
+        held, sampled = self._intake.held[closed.trajectory], closed.sampled
         return held, trajectory(
             held.item,
             held.attempt,
-            prompt,
+            closed.tokens[: closed.segments[0].end],
             sampled,
             convention=self._convention,
             contract=self._contract,
             text=self._codec.decode(sampled.tokens),
             traceparent=self._trace_spans(held, sampled),
             queued=(held.begun or held.taken) - held.taken,
+            tokens=closed.tokens,
+            segments=closed.segments,
+            turns=closed.turns,
         )
 
     def _trace_published(self, told: Trajectory, began: float) -> str:

@@ -21,6 +21,7 @@ from syncline.contract.token_path import (
     VersionSpan,
     check,
 )
+from syncline.contract.turns import Turn
 from syncline.rollout.engine import Chunk, Experts
 
 
@@ -106,6 +107,14 @@ def _span(chunk: Chunk, worker: str) -> VersionSpan:
     )
 
 
+def one_turn(prompt: int, sampled: int) -> tuple[Segment, ...]:
+    """Segments of a prompt of so many tokens and one turn behind it."""
+    return (
+        Segment(kind="prompt", start=0, end=prompt),
+        Segment(kind="sampled", start=prompt, end=prompt + sampled),
+    )
+
+
 def trajectory(
     item: WorkItem,
     attempt: int,
@@ -117,13 +126,18 @@ def trajectory(
     text: str,
     traceparent: str,
     queued: float,
+    tokens: Sequence[int] = (),
+    segments: tuple[Segment, ...] = (),
+    turns: tuple[Turn, ...] = (),
 ) -> Trajectory:
     """The record of an ended request. Every sampled token takes part in the loss.
 
     queued   monotonic seconds from taking the work item to its submission to the engine
+    tokens, segments, turns   of a task with several turns: all ids, whose they are, and what was said. Not given: the
+                              prompt and one turn.
+
     Raises `BadTrajectory` if the parts do not agree, falling versions included.
     """
-    edge, total = len(prompt), len(prompt) + len(sampled.tokens)
     experts = sampled.experts
     return check(
         Trajectory(
@@ -133,11 +147,8 @@ def trajectory(
             index=item.index,
             attempt=attempt,
             prompt=item.prompt,
-            tokens=array("i", [*prompt, *sampled.tokens]),
-            segments=(
-                Segment(kind="prompt", start=0, end=edge),
-                Segment(kind="sampled", start=edge, end=total),
-            ),
+            tokens=array("i", tokens or [*prompt, *sampled.tokens]),
+            segments=segments or one_turn(len(prompt), len(sampled.tokens)),
             logprobs=array("f", sampled.logprobs),
             loss_mask=b"\x01" * len(sampled.tokens),
             spans=sampled.spans,
@@ -149,6 +160,7 @@ def trajectory(
             timing=Timing(
                 started=sampled.times[0][0], queued=queued, prefill=sampled.prefill, decode=sampled.decode
             ),
+            turns=turns,
             expert_ids=experts.data if experts else None,
             expert_shape=experts.shape if experts else None,
             expert_dtype=experts.dtype if experts else None,

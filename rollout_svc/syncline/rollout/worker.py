@@ -20,7 +20,9 @@ from syncline.rollout.probes import Probes
 from syncline.rollout.prompts import Prompter, convention_of
 from syncline.rollout.publishing import Publisher
 from syncline.rollout.residence import Residence
+from syncline.rollout.sessions import Sessions
 from syncline.rollout.status import Pace, Teller
+from syncline.rollout.tools import Tools
 from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.lease import Devices
 from syncline.runtime.ledger import Ledger
@@ -70,6 +72,8 @@ class Worker:
     orders: Orders
     residence: Residence
     probes: Probes
+    sessions: Sessions
+    tools: Tools
     publisher: Publisher
     prompter: Prompter
     teller: Teller
@@ -80,13 +84,13 @@ class Worker:
         """Give an item to the engine. Raises `ValueError` if it cannot be sampled by any worker."""
         request = self.prompter.request(held.item, held.attempt)
         self.engine.submit(request)
-        self.publisher.begun(request.trajectory, request.prompt)
+        self.sessions.begin(request, held.item.prompt)
 
     def idle_for(self) -> float | None:
         """How long the loop may wait for messages now; None: not at all."""
         if self.engine.running or self.probes.ready:
             return None
-        if self.orders.busy:
+        if self.orders.busy or self.sessions.between:
             return _SOON
         return _LATER if self.intake.waiting or self.residence.waits_for_device else _IDLE
 
@@ -101,7 +105,8 @@ def assemble(context: ServiceContext) -> Worker:
     folder = context.settings.job_dir(job)
     key = (folder / "key").read_bytes()
     bytes_of = pulling(spec.transfer, folder / "store", context.settings.own_dir(job, name), job, name, key)
-    codec = TextCodec(model_folder(context.settings.models, spec.model.name).path)
+    model = model_folder(context.settings.models, spec.model.name)
+    codec = TextCodec(model.path)
     engine = make_engine(spec, context, job, key)
     probes = Probes(bus, engine, spec, job, name)
     orders = Orders(
@@ -129,12 +134,24 @@ def assemble(context: ServiceContext) -> Worker:
         contract=spec.contract_digest(),
     )
     environment = load(spec.task, spec.seeds.data)
+    tools = Tools(spec)
     return Worker(
         engine=engine,
         intake=intake,
         orders=orders,
         residence=residence,
         probes=probes,
+        sessions=Sessions(
+            spec.turns,
+            codec,
+            tools,
+            name,
+            multi_turn=environment.multi_turn,
+            tokens=spec.sampling.max_tokens,
+            context=model.config.get_text_config(decoder=True).max_position_embeddings,
+            stops=engine.describe().stop_ids,
+        ),
+        tools=tools,
         publisher=publisher,
         prompter=Prompter(environment, codec, spec, engine.describe().experts is not None),
         teller=Teller(

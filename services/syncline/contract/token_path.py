@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from syncline.contract.hops import Hop
+from syncline.contract.turns import Turn, contradiction
 from syncline.contract.version_path import VersionId
 
 PROMPTED = Hop(
@@ -144,6 +145,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     text: str  # the sampled tokens decoded, for rewards and for people; never encoded again
     traceparent: str
     timing: Timing
+    turns: tuple[Turn, ...] = ()  # one per sampled segment; empty: the task has one turn
     expert_ids: bytes | None = None
     expert_shape: tuple[int, int, int] | None = None
     expert_dtype: Literal["u1", "u2"] | None = None
@@ -192,7 +194,9 @@ def _segments(t: Trajectory) -> str:
         return f"segments end at {edge}, tokens at {len(t.tokens)}"
     if not t.segments or t.segments[0].kind != "prompt":
         return "the first segment must be the prompt"
-    return ""
+    if t.segments[-1].kind == "observed":
+        return "nothing was sampled after the last observation"
+    return contradiction(t.turns, [s.end - s.start for s in t.segments if s.kind == "sampled"])
 
 
 def _arrays(t: Trajectory) -> str:
@@ -255,6 +259,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     text: str
     traceparent: str
     timing: Timing
+    turns: tuple[Turn, ...] = ()
     expert_shape: tuple[int, int, int] | None
     expert_dtype: Literal["u1", "u2"] | None
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from syncline.contract.job import Problem, RewardSpec, TaskSpec
-from syncline.environments import characters, jsonl, options, reasoning_gym
+from syncline.environments import calculator, characters, jsonl, options, reasoning_gym
 from syncline.environments.turns import Message, Prompt, Step, Turn
 
-__all__ = ["Environment", "Message", "Prompt", "Step", "Turn", "load", "validate"]
+__all__ = ["Environment", "Message", "Prompt", "Step", "Turn", "load", "reaches_network", "validate"]
 
 
 class Environment(Protocol):
@@ -48,12 +48,26 @@ class Environment(Protocol):
         """First observation of an episode at `index`. A single-turn environment answers its prompt."""
         ...
 
+    @property
+    def multi_turn(self) -> bool:
+        """Whether `step` is asked after each turn. False: every episode ends with its first turn."""
+        ...
+
+    def score_turns(self, index: int, turns: Sequence[Turn]) -> float | None:
+        """Reward of a whole episode, credit for single turns included; None: cannot tell.
+
+        turns  at least one, each but the last with what the environment answered to it
+        """
+        ...
+
     def step(self, index: int, turns: Sequence[Turn]) -> Step:
         """What follows the policy's latest turn.
 
         turns  all turns of the episode so far, the latest last, each with its tool calls. The whole history
                is handed in, so that an episode survives the death of the process that held it. A single-turn
                environment answers done with nothing observed.
+
+        Runs in a killable process of its own, tools included: `turns.tool_timeout` and `tool_memory_mb` bind it.
         """
         ...
 
@@ -72,12 +86,19 @@ def load(task: TaskSpec, seed: int, data: Path | None = None) -> Environment:
             "; ".join(f"{p.path}: {p.message}" + (f" ({p.hint})" if p.hint else "") for p in found)
         )
     match task.environment:
+        case "calculator":
+            return calculator.Calculator(options.read(calculator.Options, task.options), seed)
         case "characters":
             return characters.Characters(options.read(characters.Options, task.options), seed)
         case "reasoning_gym":
             return reasoning_gym.ReasoningGym(task.options, seed)
         case "jsonl":
             return jsonl.JsonLines(options.read(jsonl.Options, task.options), data)
+
+
+def reaches_network(task: TaskSpec) -> bool:
+    """Whether the environment itself asks a server. If not, its processes leave the network before they load it."""
+    return False
 
 
 def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:
@@ -96,6 +117,8 @@ def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:
 
 def _check(task: TaskSpec) -> list[Problem]:
     match task.environment:
+        case "calculator":
+            return options.check(calculator.Options, task.options, calculator.problems)
         case "characters":
             return options.check(characters.Options, task.options, characters.problems)
         case "reasoning_gym":

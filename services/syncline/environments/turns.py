@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from syncline.contract.turns import Message, ToolCall, Turn
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One message of a chat, for a tokenizer with a chat template."""
+__all__ = [
+    "Message",
+    "Prompt",
+    "SingleTurn",
+    "Step",
+    "ToolCall",
+    "Turn",
+    "parse_calls",
+    "require_index",
+    "said",
+]
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,21 +48,6 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(message.content for message in self.messages)
 
 
-class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A call that the policy made in a turn. Stamped by whoever parsed the turn's text."""
-
-    id: str
-    tool: str
-    arguments: dict[str, Any]
-
-
-class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One turn of the policy: its text as sampled, and the calls found in it."""
-
-    text: str
-    calls: tuple[ToolCall, ...] = ()
-
-
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The environment's answer to a turn. `observed` becomes an `observed` segment; empty when done."""
 
@@ -77,6 +71,46 @@ class SingleTurn(ABC):
         if not turns:
             raise ValueError(f"prompt {index}: step takes the turns so far and there are none")
         return Step(done=True)
+
+    @property
+    def multi_turn(self) -> bool:
+        """No step is ever asked for."""
+        return False
+
+    @abstractmethod
+    def score(self, index: int, text: str) -> float | None:
+        """Reward of the response `text`; None: cannot tell."""
+
+    def score_turns(self, index: int, turns: Sequence[Turn]) -> float | None:
+        """The one turn's score."""
+        return self.score(index, said(turns))
+
+
+def said(turns: Sequence[Turn]) -> str:
+    """What the policy said in all turns."""
+    return "".join(turn.text for turn in turns)
+
+
+def parse_calls(text: str) -> tuple[ToolCall, ...]:
+    """Calls of the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, in order.
+
+    One that is no such JSON is left out: the environment answers a turn without calls as it sees fit.
+    """
+    found: list[ToolCall] = []
+    for part in text.split(_OPEN)[1:]:
+        body, closed, _ = part.partition(_CLOSE)
+        try:
+            call = msgspec.json.decode(body.strip(), type=_Call) if closed else None
+        except msgspec.MsgspecError:
+            continue
+        if call is not None:
+            found.append(ToolCall(id=f"call_{len(found)}", tool=call.name, arguments=call.arguments))
+    return tuple(found)
+
+
+class _Call(msgspec.Struct, frozen=True):
+    name: str
+    arguments: dict[str, Any] = {}
 
 
 def require_index(index: int) -> int:

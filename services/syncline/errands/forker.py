@@ -14,6 +14,7 @@ import sys
 import msgspec
 
 from syncline.contract.job import JobSpec
+from syncline.contract.turns import Turn
 from syncline.errands.scorer import BrokenScorer, Ready
 from syncline.runtime.sandbox import Outcome
 
@@ -30,12 +31,12 @@ class Forker:
         self._broken = ""
         self.judge = ""  # name and version, recorded with each reward; empty until it has started
 
-    def run(self, trajectory: str, prompt: int, text: str) -> Outcome:
+    def run(self, trajectory: str, prompt: int, text: str, turns: tuple[Turn, ...] = ()) -> Outcome:
         """Score one response. Kind `lost` if the process died of it. Raises `BrokenScorer`."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
-        request = msgspec.json.encode((trajectory, prompt, text))
+        request = msgspec.json.encode((trajectory, prompt, text, turns))
         answer = self._asked(request, self._spec.reward.timeout + _GRACE)
         if answer is None:
             return Outcome(kind="lost", reason=f"its scorer's process ended with exit code {self.close()}")

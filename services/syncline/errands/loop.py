@@ -94,7 +94,7 @@ class Scoring:
         if isinstance(record, str):
             return _failed(errand, record)
         try:
-            outcome = known.forker.run(record.trajectory, record.prompt, record.text)
+            outcome = known.forker.run(record.trajectory, record.prompt, record.text, record.turns)
         except BrokenScorer as error:
             return _failed(errand, str(error))
         verdict = judged(outcome)

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import importlib
 import math
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from syncline.contract.job import JobSpec
-from syncline.environments.environment import Environment, load
-from syncline.runtime import sandbox
+from syncline.environments.environment import Environment, Prompt, Turn, load, reaches_network
+from syncline.runtime import lines, sandbox
 from syncline.runtime.sandbox import Limits, Outcome
 
 if TYPE_CHECKING:
@@ -52,10 +51,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Scorer(msgspec.Struct, frozen=True):
-    """Makes the function that scores one response: `(trajectory, prompt index, text) -> () -> number`."""
+    """Makes the function that scores one response: `(trajectory, prompt index, text, turns) -> () -> number`."""
 
     judge: str  # name and version, recorded with each reward
-    task: Callable[[str, int, str], Callable[[], object]]
+    task: Callable[[str, int, str, tuple[Turn, ...]], Callable[[], object]]
     limits: Limits
 
 
@@ -69,17 +68,10 @@ class Ready(msgspec.Struct, frozen=True):
 def main() -> None:
     """Serve one job on standard input and output, until the input ends or the parent dies."""
     sandbox.die_with_parent()
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with open(os.devnull) as null:
-        os.dup2(null.fileno(), 0)
-    os.dup2(2, 1)  # what a user's module prints is for the log
-
-    def answer(message: Ready | Outcome) -> None:
-        answers.write(msgspec.json.encode(message) + b"\n")
-        answers.flush()
-
+    requests, answer = lines.take_over()
     spec = JobSpec.model_validate_json(requests.readline())
-    if spec.reward.source == "environment" and not sandbox.leave_network():
+    alone = spec.reward.source == "environment" and not reaches_network(spec.task)
+    if alone and not sandbox.leave_network():
         sys.stderr.write("the kernel does not permit it to leave the network: the scorer can reach it\n")
     try:
         scorer = make(spec)
@@ -88,8 +80,8 @@ def main() -> None:
         return
     answer(Ready(judge=scorer.judge))
     for line in requests:
-        trajectory, prompt, text = msgspec.json.decode(line, type=tuple[str, int, str])
-        answer(sandbox.call(scorer.task(trajectory, prompt, text), scorer.limits))
+        asked = msgspec.json.decode(line, type=tuple[str, int, str, tuple[Turn, ...]])
+        answer(sandbox.call(scorer.task(*asked), scorer.limits))
 
 
 def make(spec: JobSpec) -> Scorer:
@@ -104,14 +96,20 @@ def make(spec: JobSpec) -> Scorer:
         case "environment":
             return Scorer(
                 judge=environment.name,
-                task=lambda _, prompt, text: functools.partial(environment.score, prompt, text),
+                task=lambda _, prompt, text, turns: (
+                    functools.partial(environment.score_turns, prompt, turns)
+                    if turns
+                    else functools.partial(environment.score, prompt, text)
+                ),
                 limits=limits,
             )
         case "python":
             function, judge = _imported(str(reward.function))
             return Scorer(
                 judge=judge,
-                task=lambda _, prompt, text: functools.partial(_python, function, environment, prompt, text),
+                task=lambda _, prompt, text, turns: functools.partial(
+                    _python, function, environment, prompt, text, turns
+                ),
                 limits=limits,
             )
         case "http":
@@ -122,8 +120,8 @@ def make(spec: JobSpec) -> Scorer:
             client = httpx.Client(timeout=reward.timeout, trust_env=False, follow_redirects=False)
             return Scorer(
                 judge=f"http {url}",
-                task=lambda trajectory, prompt, text: functools.partial(
-                    _http, client, url, environment, trajectory, prompt, text
+                task=lambda trajectory, prompt, text, turns: functools.partial(
+                    _http, client, url, environment, trajectory, prompt, text, turns
                 ),
                 limits=limits,
             )
@@ -140,18 +138,32 @@ def judged(outcome: Outcome) -> Verdict:
     return Verdict("scored", float(value), "")
 
 
-def _python(function: Callable[..., object], environment: Environment, index: int, text: str) -> object:
+def _python(
+    function: Callable[..., object], environment: Environment, index: int, text: str, turns: tuple[Turn, ...]
+) -> object:
     prompt = environment.prompt(index)
-    return function(prompt.plain(), text, prompt.meta)
+    return function(prompt.plain(), text, _meta(prompt, turns))
+
+
+def _meta(prompt: Prompt, turns: tuple[Turn, ...]) -> dict[str, Any]:
+    """What a scorer is told besides; `turns`, as plain JSON, of a task that has several."""
+    return {**prompt.meta, "turns": msgspec.to_builtins(turns)} if turns else prompt.meta
 
 
 def _http(
-    client: httpx.Client, url: str, environment: Environment, trajectory: str, index: int, text: str
+    client: httpx.Client,
+    url: str,
+    environment: Environment,
+    trajectory: str,
+    index: int,
+    text: str,
+    turns: tuple[Turn, ...],
 ) -> object:
     import httpx
 
     prompt = environment.prompt(index)
-    asked = {"trajectory": trajectory, "prompt": prompt.plain(), "response": text, "meta": prompt.meta}
+    meta = _meta(prompt, turns)
+    asked = {"trajectory": trajectory, "prompt": prompt.plain(), "response": text, "meta": meta}
     try:
         answer = client.post(
             url,

@@ -74,7 +74,13 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with what the tokenizer puts in front. Raises `ValueError` naming the text."""
-        ids: list[int] = self.tokenizer(text)["input_ids"]
+        return self._known(self.tokenizer(text)["input_ids"], text)
+
+    def encode_piece(self, text: str) -> list[int]:
+        """Ids of a text that stands behind others: nothing is put in front. Raises `ValueError` naming the text."""
+        return self._known(self.tokenizer(text, add_special_tokens=False)["input_ids"], text)
+
+    def _known(self, ids: list[int], text: str) -> list[int]:
         if not ids:
             raise ValueError(f"prompt {text[:60]!r} has no tokens")
         # where unk is also bos or eos (GPT-2's habit) every byte is known
@@ -83,14 +89,17 @@ class TextCodec:
             raise ValueError(f"prompt {text[:60]!r} holds text that the tokenizer does not know")
         return ids
 
-    def encode_messages(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of a chat, by the tokenizer's own template, ending where the assistant begins."""
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """A chat by the tokenizer's own template, ending where the assistant begins."""
         if not self.has_template:
             raise ValueError("the task gives messages, and the model's tokenizer has no chat template")
-        text = str(
+        return str(
             self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         )
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def encode_messages(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Ids of a chat, as `render` writes it: what the template puts in front is all that stands there."""
+        ids: list[int] = self.tokenizer(self.render(messages), add_special_tokens=False)["input_ids"]
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

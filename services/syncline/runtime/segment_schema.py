@@ -16,6 +16,7 @@ from syncline.contract.token_path import (
     VersionSpan,
     check,
 )
+from syncline.contract.turns import Turn
 from syncline.contract.version_path import VersionId
 
 _SEGMENT = pa.struct([("kind", pa.string()), ("start", pa.int32()), ("end", pa.int32())])
@@ -56,6 +57,7 @@ SCHEMA = pa.schema(
         ("text", pa.string()),
         ("traceparent", pa.string()),
         ("timing", _TIMING),
+        ("turns", pa.string()),  # JSON; read by scorers and people
         ("expert_ids", pa.large_binary()),
         ("expert_shape", pa.list_(pa.int32())),
         ("expert_dtype", pa.string()),
@@ -87,6 +89,7 @@ SCORES = pa.schema(
 )
 """Columns of an update's scores; one row per trained trajectory, lists over its sampled tokens."""
 
+_TURNS = msgspec.json.Decoder(tuple[Turn, ...])
 _PLAIN = (
     "job",
     "trajectory",
@@ -122,6 +125,7 @@ def row_of(t: Trajectory) -> dict[str, Any]:
         "span_count": len(spans),
         "convention": msgspec.structs.asdict(t.convention),
         "timing": msgspec.structs.asdict(t.timing),
+        "turns": msgspec.json.encode(t.turns).decode() if t.turns else None,
         "expert_shape": None if t.expert_shape is None else list(t.expert_shape),
     }
 
@@ -142,6 +146,7 @@ def trajectory_of(raw: dict[str, Any], tokens: array[int], logprobs: array[float
             spans=tuple(spans),
             convention=SamplingConvention(**raw["convention"]),
             timing=Timing(**raw["timing"]),
+            turns=_TURNS.decode(raw["turns"]) if raw.get("turns") else (),
             expert_shape=None if shape is None else (shape[0], shape[1], shape[2]),
         )
     )

@@ -1,0 +1,52 @@
+"""The process that takes an environment's steps for one rollout worker: `python -m syncline.rollout.stepper`.
+
+One line of JSON with the job in, `Ready` out; then for each line with an episode an `Outcome`, each from a sandbox of
+its own, so that a tool that hangs, floods or dies ends with its step. It imports no torch: a fork costs by the memory
+of the process that forks. `tools.py` starts it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import msgspec
+
+from syncline.contract.job import JobSpec
+from syncline.contract.turns import Turn
+from syncline.environments.environment import Environment, load, reaches_network
+from syncline.runtime import lines, sandbox
+from syncline.runtime.sandbox import Limits
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What the process says first. `broken`: why it cannot serve; then it ends."""
+
+    broken: str = ""
+
+
+def main() -> None:
+    """Serve one job on standard input and output, until the input ends or the parent dies."""
+    sandbox.die_with_parent()
+    requests, answer = lines.take_over()
+    spec = JobSpec.model_validate_json(requests.readline())
+    if not reaches_network(spec.task) and not sandbox.leave_network():
+        sys.stderr.write("the kernel does not permit it to leave the network: tools can reach it\n")
+    try:
+        environment = load(spec.task, spec.seeds.data)
+    except ValueError as error:
+        answer(Ready(broken=str(error)))
+        return
+    limits = Limits(seconds=spec.turns.tool_timeout, memory_mb=spec.turns.tool_memory_mb)
+    answer(Ready())
+    for line in requests:
+        index, turns = msgspec.json.decode(line, type=tuple[int, tuple[Turn, ...]])
+        answer(sandbox.call(functools.partial(_step, environment, index, turns), limits))
+
+
+def _step(environment: Environment, index: int, turns: tuple[Turn, ...]) -> object:
+    return msgspec.to_builtins(environment.step(index, turns))
+
+
+if __name__ == "__main__":
+    main()
