@@ -30,6 +30,7 @@ from syncline.runtime.lease import Lease
 from syncline.runtime.tracing import hop
 from syncline.sync import state as m
 from syncline.sync.decide import held, step
+from syncline.sync.deltas import Deltas
 from syncline.sync.fleet import Fleet
 from syncline.sync.mail import Mail, acknowledged
 from syncline.sync.publish import Publisher, Unpublishable
@@ -43,10 +44,17 @@ class Control:
     """Sync's whole state, for one job. `recover` first, then the methods in any order."""
 
     def __init__(
-        self, bus: Bus, lease: Lease, job: str, spec: JobSpec, publisher: Publisher, offering: Offering
+        self,
+        bus: Bus,
+        lease: Lease,
+        job: str,
+        spec: JobSpec,
+        publisher: Publisher,
+        offering: Offering,
+        deltas: Deltas,
     ) -> None:
         self._bus, self._lease, self._job, self._spec = bus, lease, job, spec
-        self._publisher, self._offering = publisher, offering
+        self._publisher, self._offering, self._deltas = publisher, offering, deltas
         self._mail = Mail(bus, lease, job)
         self._records = Records(bus, job)
         self._fleet = Fleet(bus, job)
@@ -132,6 +140,24 @@ class Control:
             else:
                 self._published(minted, manifest, complete=False)
 
+    def take_compared(self) -> None:
+        """Record what published versions changed, and offer their deltas."""
+        for compared in self._deltas.done():
+            for problem in compared.problems:
+                self._log.warning("deltas of version %s: %s", compared.version, problem)
+                self._kept = None  # nothing names what was stored of them
+            self._records.compared(compared)
+            try:
+                if compared.indexed:
+                    self._offering.offer(compared.version)
+            except NotOfferable as error:
+                self._log.warning("deltas of version %s: %s", compared.version, error)
+        self._write(self._records.commands())
+
+    def close(self) -> None:
+        """End what goes on beside the loop."""
+        self._deltas.close()
+
     def retire(self) -> None:
         """Delete versions beyond retention that nobody serves, stages or builds on, and blobs of no manifest."""
         store = self._publisher.store
@@ -154,7 +180,7 @@ class Control:
     def _collect(self, keep: set[VersionId]) -> int:
         """`store.collect`, or nothing while a kept manifest cannot be read: which blobs it names is not known."""
         try:
-            return self._publisher.store.collect(keep)
+            return self._publisher.store.collect(keep, self._deltas.spare)
         except (BadManifest, OSError) as error:
             self._log.error("no blob is deleted: %s", error)
             return 0
@@ -193,6 +219,8 @@ class Control:
         )
         self._tell(published)
         self._publisher.drop_export(minted)
+        if record.changed_share is None:
+            self._deltas.start(manifest)
 
     def _tell(self, event: m.Event, cause: Sequence[Sequence[Value]] = ()) -> None:
         """One step of the machine, written with the acknowledgement of its `cause`."""

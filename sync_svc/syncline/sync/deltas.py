@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
-import numpy as np
 
 from syncline.contract.deltas import DeltaEntry, DeltaIndex, sign_index
 from syncline.contract.version_path import BadManifest, TensorEntry, VersionId, VersionManifest, opened
@@ -102,7 +101,7 @@ class Deltas:
         itemsize = GRAIN.get(new.dtype, 1)
         try:
             before, after = self._mapped(old), self._mapped(new)
-        except (FileNotFoundError, BadBlob) as error:  # collected meanwhile, or damaged
+        except (MissingBlob, BadBlob) as error:  # collected meanwhile, or damaged
             work.problem(str(error))
             return
         made = encode(before, after, itemsize, (old.digest, new.digest)) if self._lacking(work, new) else None
@@ -122,11 +121,10 @@ class Deltas:
 
     def _mapped(self, entry: TensorEntry) -> memoryview:
         """The tensor's bytes, unhashed: a delta between others is one that `delta.apply` refuses."""
-        path = self._store.path(entry.digest)
-        size = path.stat().st_size
-        if size != entry.nbytes:
-            raise BadBlob(f"blob {entry.digest} has {size} bytes and not {entry.nbytes}")
-        return np.memmap(path, np.uint8, "r").data
+        found = self._store.mapped(entry.digest)
+        if found.nbytes != entry.nbytes:
+            raise BadBlob(f"blob {entry.digest} has {found.nbytes} bytes and not {entry.nbytes}")
+        return found
 
     def _index(self, work: _Work) -> bool:
         """Write the index, an empty one too: who waits for it learns that there is no more to come."""

@@ -2,6 +2,7 @@
 
 Consumes:      `minted` (group sync), `acks` (group sync), `phase`, workers' heartbeats and status.
 Produces:      blobs and signed manifests in the store; `sync` orders, `versions` records; Active, SyncFailed.
+               Beside the loop, deltas and what changed (`deltas.py`).
 Waits for:     a minted version, a worker's answer, an order's deadline.
 Unblocked by:  the trainer that mints, rollout workers that answer, the scheduler that changes the phase.
 """
@@ -13,6 +14,7 @@ from syncline.contract.streams import ACKS, JOB, MINTED, PHASES
 from syncline.runtime.service import ServiceContext
 from syncline.runtime.store import BlobStore
 from syncline.sync.control import Control
+from syncline.sync.deltas import Deltas
 from syncline.sync.manifest import read_key
 from syncline.sync.publish import Publisher
 from syncline.transport.kinds import offering
@@ -25,15 +27,19 @@ def main(context: ServiceContext) -> None:
     control = start(context)
     keys = [key.at(context.job) for key in (MINTED, ACKS, PHASES)]
     cursors = {key: context.bus.last_id(key) for key in keys}
-    while not context.stop_requested():
-        control.follow_phase()
-        control.take_acks()
-        control.look()
-        control.take_minted()
-        control.retire()
-        context.ready(True)
-        arrived = context.bus.read(cursors, POLL)
-        cursors.update({key: entries[-1].id for key, entries in arrived.items()})
+    try:
+        while not context.stop_requested():
+            control.follow_phase()
+            control.take_acks()
+            control.look()
+            control.take_minted()
+            control.take_compared()
+            control.retire()
+            context.ready(True)
+            arrived = context.bus.read(cursors, POLL)
+            cursors.update({key: entries[-1].id for key, entries in arrived.items()})
+    finally:
+        control.close()
 
 
 def start(context: ServiceContext) -> Control:
@@ -48,6 +54,7 @@ def start(context: ServiceContext) -> Control:
     key, store = read_key(folder), BlobStore(folder / "store")
     publisher = Publisher(context.job, folder, key, contract, store)
     offers = offering(spec.transfer, folder / "store", context.job, key, context.settings.host)
-    control = Control(context.bus, lease, context.job, spec, publisher, offers)
+    deltas = Deltas(store, context.job, key, spec.transfer.deltas)
+    control = Control(context.bus, lease, context.job, spec, publisher, offers, deltas)
     control.recover()
     return control

@@ -11,6 +11,7 @@ import msgspec
 from syncline.contract.streams import VERSIONS
 from syncline.contract.version_path import Minted, VersionId, VersionRecord, VersionState, WorkerPath
 from syncline.runtime.bus import BadMessage, Bus, Value
+from syncline.sync.deltas import Compared
 from syncline.sync.state import Ended, Reached
 
 LATEST = "latest"
@@ -67,6 +68,13 @@ class Records:
         """`record` is the newest published version from now on."""
         self.change(record)
         self._latest = record.version
+
+    def compared(self, compared: Compared) -> None:
+        """What the version changed is known."""
+        record = self._get(compared.version)
+        if record is not None:
+            self.change(record).changed_bytes = compared.changed_bytes
+            record.changed_share, record.delta_bytes = compared.changed_share, compared.delta_bytes
 
     def reached(self, effect: Reached, at: float) -> None:
         """Write down how far a worker got."""
