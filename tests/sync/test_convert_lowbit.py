@@ -120,7 +120,7 @@ def test_converting_again_gives_the_same_bytes(
     random.Random(3).shuffle(names)
     shuffled = {name: tensors[name] for name in names}
     files = [names[::3], names[1::3], names[2::3]]
-    monkeypatch.setattr("syncline.sync.lowbit.BAND", 128 * 64)
+    monkeypatch.setattr("syncline.numerics.checkpoint.BAND", 128 * 64)
     before = torch.get_num_threads()
     torch.set_num_threads(2 if before == 1 else 1)
     try:

@@ -6,29 +6,22 @@ import itertools
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from exports import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharded import DENSE, MOE, Full, Shapes, adapted, dimensions, model, numbered, rollouts, trainers
 
-from syncline.contract.recipes import RECIPES
 from syncline.contract.sharding.grid import BadLayout, Grid
 from syncline.contract.sharding.layout import Dimensions, Layout
 from syncline.contract.sharding.layout import dimensions as read_dimensions
 from syncline.contract.sharding.pieces import Sharding
-from syncline.runtime.store import BlobStore
-from syncline.sync.convert import convert
-from syncline.sync.export import Export
 from syncline.sync.reshard.arrays import equal
 from syncline.sync.reshard.gather import Gathering, gather, stamps
-from syncline.sync.reshard.raw import array_of, tensor_of
 from syncline.sync.reshard.scatter import BadShards, scatter, scattered
 
 Held = dict[int, dict[str, Any]]
@@ -351,27 +344,6 @@ def test_torch_tensors_are_cut_alike(dtype: torch.dtype, width: Any) -> None:
     wide = {i: {n: a.astype(np.uint32) for n, a in tensors.items()} for i, tensors in one.items()}
     with pytest.raises(BadShards, match=r"on rank 0 .*: dtype uint32, (BF16|F8_E4M3) is stamped"):
         gather(wide, stamped, sharding)
-
-
-def test_gathered_shards_convert_as_the_whole_export_does(tmp_path: Path) -> None:
-    """Files of ranks, BF16, through gathering and conversion: the blobs and entries of an export that was never cut."""
-    full = numbered(model(MOE))
-    bits = {name: ("bfloat16", (array % 1000 + 0x3F00).astype("<u2")) for name, array in full.items()}
-    export = Export(tmp_path / "whole", write(tmp_path / "whole", dict(bits)))
-    expected = convert(export, RECIPES["bf16"], BlobStore(tmp_path / "one"))
-    held, seen = {}, []
-    for rank, tensors in scatter({name: array for name, (_, array) in bits.items()}, SMALL).items():
-        folder = tmp_path / f"rank{rank}"
-        files = write(folder, {name: ("bfloat16", array) for name, array in tensors.items()})
-        seen.append(Export(folder, files))
-        held[rank] = {tensor.name: array_of(tensor) for tensor in seen[-1].tensors()}
-    stamped = stamps(held, SMALL)
-    shards = tuple(msgspec.structs.replace(stamp, dtype="BF16") for stamp in stamped.shards)
-    whole = Gathering(held, msgspec.structs.replace(stamped, shards=shards), Sharding(SMALL, shapes_of(full)))
-    tensors = {name: tensor_of(name, whole.dtype(name), whole[name]) for name in whole}
-    assert convert(export, RECIPES["bf16"], BlobStore(tmp_path / "two"), tensors).tensors == expected.tensors
-    for opened in (export, *seen):
-        opened.close()
 
 
 def test_nothing_is_copied_without_need() -> None:

@@ -23,6 +23,8 @@ Operand = Literal["original", "reconstructed", "requantised", "codes"]
 for, in a wide GEMM. `requantised`: quantised anew along this GEMM's own contraction, dequantised, in a wide GEMM.
 `codes`: codes and scales (quantised along this GEMM's contraction), in a low-precision kernel."""
 Wide = Literal["bf16", "fp32"]
+Place = Literal["sync", "trainer_rank", "rollout_worker"]
+"""Where low-bit tensors are made: by sync, by the trainer as it exports, by the worker's engine as it loads."""
 Hardware = Literal["cpu", "ampere", "ada", "hopper", "blackwell"]
 """What engines run on; GPUs by generation, for that decides which low-precision paths exist."""
 
@@ -102,11 +104,19 @@ class Convert(_Part, frozen=True, kw_only=True):
 
     route       artefact: the export is quantised into checkpoint tensors; bf16_bridge: BF16 tensors travel and the
                 engine quantises them as it loads
+    place       where the quantisers run; None: where the route says (artefact: sync, bf16_bridge: rollout_worker).
+                A trainer that quantises exports what sync would have made, byte for byte
     tolerance   largest |trainer - rollout| canary log-prob difference at one version, the trainer scoring as rollout
     """
 
     route: Literal["artefact", "bf16_bridge"] = "artefact"
+    place: Place | None = None
     tolerance: float = 1e-3
+
+    @property
+    def where(self) -> Place:
+        """`place`, or what the route says."""
+        return self.place or ("sync" if self.route == "artefact" else "rollout_worker")
 
 
 class Adapter(_Part, frozen=True, kw_only=True):

@@ -230,6 +230,18 @@ def _bridge(contract: PrecisionContract) -> Iterator[Problem]:
         )
 
 
+def _place(contract: PrecisionContract) -> Iterator[Problem]:
+    """The bridge is the one route that ends in the worker's engine, and it ends nowhere else."""
+    convert = contract.convert
+    if (convert.route == "bf16_bridge") != (convert.where == "rollout_worker"):
+        other = "'sync' or 'trainer_rank'" if convert.route == "artefact" else "'rollout_worker'"
+        yield _problem(
+            "convert.place",
+            f"{convert.where!r}, and convert.route is {convert.route!r}",
+            f"use {other}, or the other route",
+        )
+
+
 def _adapter(contract: PrecisionContract) -> Iterator[Problem]:
     adapter = contract.adapter
     if adapter is None:
@@ -274,6 +286,7 @@ RULES: tuple[Callable[[PrecisionContract], Iterator[Problem]], ...] = (
     _kernels,
     _gather,
     _bridge,
+    _place,
     _adapter,
     _numbers,
 )

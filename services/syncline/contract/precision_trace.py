@@ -56,8 +56,12 @@ class Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ComponentTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One component. `bytes` by what they are for; a kind that is absent was not held."""
+    """One component. `bytes` by what they are for; a kind that is absent was not held.
+
+    place   of `convert`: where low-bit tensors were made (`precision.Place`)
+    """
 
     component: Component
     uses: tuple[Use, ...]
     bytes: dict[Held, int] = {}
+    place: str = ""

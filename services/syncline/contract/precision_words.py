@@ -101,4 +101,5 @@ def _convert(contract: PrecisionContract) -> str:
         return f"{_WIDE[contract.rollout.wide]} values"
     if contract.convert.route == "bf16_bridge":
         return "BF16 values; the engine quantises as it loads"
-    return f"quantised and packed to {_formats(contract)}"
+    by = " on the trainer's ranks" if contract.convert.where == "trainer_rank" else ""
+    return f"quantised and packed to {_formats(contract)}{by}"

@@ -17,8 +17,9 @@ from syncline.contract.precision import Adapter, PrecisionContract
 from syncline.contract.precision_trace import ComponentTrace, Use
 from syncline.contract.version_path import Minted, VersionManifest
 from syncline.runtime.store import BlobStore
-from syncline.sync.convert import Converted, Written, convert, wide
-from syncline.sync.export import BadExport, Export, RawTensor
+from syncline.sync.convert import Converted, Written, convert, new_bytes, wide
+from syncline.sync.export import BadExport, Fact
+from syncline.sync.source import Source
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def convert_version(
-    export: Export, contract: PrecisionContract, store: BlobStore, base: Base | None
+    source: Source, contract: PrecisionContract, store: BlobStore, base: Base | None
 ) -> Converted:
     """Convert an export with or without an adapter.
 
@@ -41,19 +42,18 @@ def convert_version(
     if contract.adapter is None:
         if base is not None:
             raise BadExport("the version names a base, and the contract has no adapter")
-        return convert(export, contract, store)
-    tensors = {tensor.name: tensor for tensor in export.tensors()}
-    adapter = {name: tensor for name, tensor in tensors.items() if is_adapter(name)}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in adapter}
+        return convert(source, contract, store)
+    facts = source.facts()
+    adapter = {name: fact for name, fact in facts.items() if is_adapter(name)}
     if base is None:
-        whole = convert(export, contract, store, rest)
-        done = _written(contract.adapter, adapter, whole.plan, store)
+        whole = convert(source, contract, store, leave=adapter)
+        done = _written(contract.adapter, source, adapter, whole.plan, store)
         return _joined(whole, done)
-    if rest:
+    if rest := facts.keys() - adapter.keys():
         raise BadExport(
             f"tensor {min(rest)} is not one of the adapter's, and version {base.manifest.version} lists the base"
         )
-    done = _written(contract.adapter, adapter, base.plan, store)
+    done = _written(contract.adapter, source, adapter, base.plan, store)
     return _joined(_carried(contract, base), done)
 
 
@@ -75,20 +75,22 @@ def base_of(manifest: VersionManifest, plan: PrecisionPlan, minted: Minted) -> B
 
 
 def _written(
-    adapter: Adapter, tensors: Mapping[str, RawTensor], plan: PrecisionPlan, store: BlobStore
+    adapter: Adapter, source: Source, facts: Mapping[str, Fact], plan: PrecisionPlan, store: BlobStore
 ) -> list[Written]:
-    """Adapter `tensors` in the store, as BF16."""
+    """The adapter's tensors, which are those of `facts`, in the store as BF16."""
     wanted = adapter_shapes(adapter, {entry.name: entry.shape for entry in plan.entries})
-    for name in sorted(wanted.keys() | tensors.keys()):
-        if name not in tensors:
+    for name in sorted(wanted.keys() | facts.keys()):
+        if name not in facts:
             raise BadExport(f"adapter tensor {name} is missing")
         if name not in wanted:
             raise BadExport(f"tensor {name} is not one of the adapter's")
-        if tensors[name].shape != wanted[name]:
+        if facts[name].shape != wanted[name]:
             raise BadExport(
-                f"adapter tensor {name} has shape {list(tensors[name].shape)}, the contract says {list(wanted[name])}"
+                f"adapter tensor {name} has shape {list(facts[name].shape)}, the contract says {list(wanted[name])}"
             )
-    return [msgspec.structs.replace(wide(tensors[name], store), held="adapter") for name in sorted(wanted)]
+    return [
+        msgspec.structs.replace(wide(source.read(name), store), held="adapter") for name in sorted(wanted)
+    ]
 
 
 def _carried(contract: PrecisionContract, base: Base) -> Converted:
@@ -102,7 +104,7 @@ def _carried(contract: PrecisionContract, base: Base) -> Converted:
         plan=base.plan,
         nbytes=sum(entry.nbytes for entry in entries),
         new_bytes=0,
-        trace=ComponentTrace(component="convert", uses=()),
+        trace=ComponentTrace(component="convert", uses=(), place=contract.convert.where),
     )
 
 
@@ -124,6 +126,6 @@ def _joined(base: Converted, done: list[Written]) -> Converted:
         base,
         tensors=tuple(sorted((*base.tensors, *(w.entry for w in done)), key=lambda entry: entry.name)),
         nbytes=base.nbytes + size,
-        new_bytes=base.new_bytes + sum(w.entry.nbytes for w in done if w.new),
-        trace=ComponentTrace(component="convert", uses=(*base.trace.uses, use), bytes=held),
+        new_bytes=base.new_bytes + new_bytes(done),
+        trace=msgspec.structs.replace(base.trace, uses=(*base.trace.uses, use), bytes=held),
     )

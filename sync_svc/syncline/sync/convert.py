@@ -1,30 +1,35 @@
 """A trainer's export becomes the contract's rollout representation, tensor by tensor, always the same bytes.
 
-The plan says which tensors are low-bit; those are `lowbit.py`'s. The others are worked on as integers: a BF16 value is
-the upper half of an FP32 one, rounded to nearest, ties to even. Memory beyond the mapped export: one converted
-tensor and a few bounded chunks.
+The plan says which tensors are low-bit; those are `lowbit.py`'s, or come ready from the trainer (`ready.py`). The
+others are `values.py`'s. Tensors are worked on by a few threads; neither their number nor the order of tensors, files
+or shards changes a byte. Memory beyond mapped files: at most two of the largest tensors, and a few bounded chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Container, Iterable, Mapping
+from functools import partial
+from math import prod
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from syncline.contract.artefact import encoded, padding
+from syncline.contract.artefact import Part, padding, parts
 from syncline.contract.plan import BadPlan, PlanEntry, PrecisionPlan, resolve
-from syncline.contract.precision import PrecisionContract
-from syncline.contract.precision_trace import ComponentTrace, Held, Use
+from syncline.contract.precision import Place, PrecisionContract
+from syncline.contract.precision_trace import ComponentTrace, Held
 from syncline.contract.version_path import TensorEntry
 from syncline.runtime.store import BlobStore, Buffer
-from syncline.sync.export import BadExport, Export, RawTensor, refuse_where
+from syncline.sync import ready, values
+from syncline.sync.export import BadExport, Fact, RawTensor
+from syncline.sync.source import Source
+from syncline.sync.ties import tied
+from syncline.sync.traced import traced
+from syncline.sync.work import Job, Pool
 
-CHUNK = 1 << 20  # elements rounded at a time
-EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
-HEADS = ("lm_head.weight", "embed_out.weight")
-_KEPT = frozenset({"I64", "I32", "I16", "I8", "U8", "BOOL"})
+THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
+_BAND = 16 << 20  # bytes that quantising a band takes, about
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +54,14 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def convert(
-    export: Export,
+    source: Source,
     contract: PrecisionContract,
     store: BlobStore,
-    tensors: Mapping[str, RawTensor] | None = None,
+    *,
+    leave: Container[str] = (),
+    threads: int = THREADS,
 ) -> Converted:
-    """Convert every tensor of `export` into `store`, or those `tensors` of it that are the contract's to plan.
+    """Convert every tensor of `source` into `store`, but those in `leave`: they are not the contract's to plan.
 
     Under the route `bf16_bridge` low-bit tensors travel as BF16, and the engine quantises them as it loads.
     Repeating it, after a crash too, gives the same entries. Raises `BadExport` (also for a contract that does not fit
@@ -62,19 +69,23 @@ def convert(
     """
     if contract.rollout.wide == "fp32":
         raise BadExport("a rollout of FP32 values is not offered")
-    tensors = {t.name: t for t in export.tensors()} if tensors is None else dict(tensors)
-    ties = _tied(export.config(), tensors)
+    where = contract.convert.where
+    facts = {name: fact for name, fact in source.facts().items() if name not in leave}
+    shapes = _shapes(source, where, facts)
+    ties = tied(source.config(), shapes, partial(_equal, source, facts))
     for absent, _ in ties:
-        tensors.pop(absent, None)
-    try:
-        plan = resolve(contract, {name: tensor.shape for name, tensor in tensors.items()})
-    except BadPlan as error:
-        raise BadExport(str(error)) from None
-    bridge = contract.convert.route == "bf16_bridge"
-    low = () if bridge else plan.low_bit()
-    written = [wide(tensors[e.name], store) for e in plan.entries if bridge or e.weight is None]
-    if low:
-        written.extend(_low_bit(low, tensors, store))
+        shapes.pop(absent, None)
+        facts.pop(absent, None)
+    plan = _plan(source, contract, shapes)
+    low = () if where == "rollout_worker" else plan.low_bit()
+    if where == "trainer_rank":
+        ready.check_facts(plan, facts)
+    limit = 2 * max((fact.nbytes for fact in facts.values()), default=0)
+    pool = Pool(threads, limit)
+    ours = _Work(source, facts, store)
+    jobs = [ours.wide(e.name) for e in plan.entries if not low or e.weight is None]
+    jobs += ours.parts_of(low) if where == "trainer_rank" else ours.quantised(low, pool)
+    written = [w for group in pool.done(jobs) for w in group]
     return Converted(
         representation=contract.representation,
         tensors=tuple(sorted((w.entry for w in written), key=lambda entry: entry.name)),
@@ -82,14 +93,74 @@ def convert(
         padding={name: shape for entry in low for name, shape in padding(entry).items()},
         plan=plan,
         nbytes=sum(w.entry.nbytes for w in written),
-        new_bytes=sum(w.entry.nbytes for w in written if w.new),
-        trace=_trace(plan, written, bridge),
+        new_bytes=new_bytes(written),
+        trace=traced(plan, [(w.entry, w.held) for w in written], where),
     )
 
 
+class _Work:
+    """The jobs of one conversion. Each reads its tensor when it runs, and holds it no longer."""
+
+    def __init__(self, source: Source, facts: Mapping[str, Fact], store: BlobStore) -> None:
+        self._source, self._facts, self._store = source, facts, store
+
+    def wide(self, name: str) -> Job[list[Written]]:
+        fact = self._facts[name]
+        rounded = 0 if fact.dtype in ("BF16", *values.KEPT) else 2 * prod(fact.shape)
+        cost = self._source.copied(name) + rounded
+        return Job(cost, lambda: [wide(self._source.read(name), self._store)])
+
+    def parts_of(self, low: tuple[PlanEntry, ...]) -> list[Job[list[Written]]]:
+        """Codes and scales that the trainer made."""
+
+        def taken(part: Part, entry: PlanEntry) -> list[Written]:
+            tensor = self._source.read(part.name)
+            ready.check_part(tensor, part, entry.shape)
+            return [_part(self._store, part, tensor.data)]
+
+        return [
+            Job(self._source.copied(part.name), partial(taken, part, entry))
+            for entry in low
+            for part in parts(entry)
+        ]
+
+    def quantised(self, low: tuple[PlanEntry, ...], pool: Pool) -> list[Job[list[Written]]]:
+        """Codes and scales, made here. Outer scales that tensors share are looked for first: of each its amax alone."""
+        if not low:
+            return []
+        from syncline.sync import lowbit  # torch is loaded by the jobs that need it alone
+
+        groups = [group for group in lowbit.outer_groups(low) if len(group) > 1]
+        members = [entry for group in groups for entry in group]
+        costs = [self._source.copied(entry.name) + _BAND for entry in members]
+
+        def amax(entry: PlanEntry) -> float:
+            return lowbit.amax(self._source.read(entry.name), entry)
+
+        found = pool.done([Job(cost, partial(amax, e)) for cost, e in zip(costs, members, strict=True)])
+        largest = dict(zip((entry.name for entry in members), found, strict=True))
+        outer = {
+            entry.name: lowbit.outer_of([largest[e.name] for e in group], entry)
+            for group in groups
+            for entry in group
+        }
+
+        def made(entry: PlanEntry) -> list[Written]:
+            quantised = lowbit.quantised(self._source.read(entry.name), entry, outer.get(entry.name))
+            return [_part(self._store, part, data) for part, data in quantised]
+
+        return [
+            Job(
+                self._source.copied(e.name) + _BAND + sum(Fact(p.dtype, p.shape).nbytes for p in parts(e)),
+                partial(made, e),
+            )
+            for e in low
+        ]
+
+
 def wide(tensor: RawTensor, store: BlobStore) -> Written:
-    """`tensor` in the store as `bf16` makes it. Raises `NonFinite`, `BadExport`."""
-    dtype, data = bf16(tensor)
+    """`tensor` in the store as `values.bf16` makes it. Raises `NonFinite`, `BadExport`."""
+    dtype, data = values.bf16(tensor)
     digest, new = stored(store, tensor.name, data.data)
     entry = TensorEntry(name=tensor.name, dtype=dtype, shape=tensor.shape, nbytes=data.nbytes, digest=digest)
     return Written(entry=entry, new=new, held="wide")
@@ -103,125 +174,50 @@ def stored(store: BlobStore, name: str, data: Buffer) -> tuple[str, bool]:
         raise BadExport(f"tensor {name} cannot be stored: {error.strerror or error}") from error
 
 
-def _low_bit(
-    low: tuple[PlanEntry, ...], tensors: Mapping[str, RawTensor], store: BlobStore
-) -> Iterator[Written]:
-    # torch is loaded by the jobs that need it alone
-    from syncline.sync.lowbit import outer_scales, quantised
-
-    outer = outer_scales(low, tensors)
-    for planned in low:
-        for part, data in quantised(tensors[planned.name], planned, outer.get(planned.name)):
-            digest, new = stored(store, part.name, data.reshape(-1).data)
-            entry = TensorEntry(
-                name=part.name,
-                dtype=part.dtype,
-                shape=part.shape,
-                nbytes=data.nbytes,
-                digest=digest,
-                source="" if part.name == part.source else part.source,
-            )
-            yield Written(entry=entry, new=new, held="codes" if part.role == "codes" else "scales")
+def new_bytes(written: Iterable[Written]) -> int:
+    """Bytes that the store did not hold before; what several tensors share is counted once."""
+    return sum({w.entry.digest: w.entry.nbytes for w in written if w.new}.values())
 
 
-def _trace(plan: PrecisionPlan, written: list[Written], bridge: bool) -> ComponentTrace:
-    """What was written, read from the entries; which family a tensor belongs to, from the plan."""
-    sources: dict[str, list[TensorEntry]] = {}
-    for w in written:
-        sources.setdefault(w.entry.source or w.entry.name, []).append(w.entry)
-    families: dict[str, list[PlanEntry]] = {}
-    for planned in plan.entries:
-        families.setdefault(planned.family, []).append(planned)
-    uses = []
-    for family, members in sorted(families.items()):
-        dtypes = sorted({entry.dtype for member in members for entry in sources[member.name]})
-        scheme = None if bridge else members[0].weight
-        values = f"{'+'.join(dtypes)} values"
-        uses.append(
-            Use(
-                family=family,
-                tensors=len(members),
-                encoded=values if scheme is None else encoded(scheme),
-                operands="none",
-                kernel="none",
-                persistent="+".join(dtypes),
-                communicated=f"{values}, quantised by the engine" if bridge and family else "+".join(dtypes),
-            )
-        )
-    held: dict[Held, int] = {"artefact": sum(w.entry.nbytes for w in written)}
-    for w in written:
-        held[w.held] = held.get(w.held, 0) + w.entry.nbytes
-    return ComponentTrace(component="convert", uses=tuple(uses), bytes=held)
-
-
-def bf16(tensor: RawTensor) -> tuple[str, Any]:
-    """Dtype and bytes (contiguous array) of `tensor` for a BF16 rollout.
-
-    BF16 passes unchanged; F32 is rounded to nearest even; F16 widens exactly and is rounded; integers and
-    booleans are kept. F64 is refused: a trainer that holds it has a contract of its own. Raises `NonFinite`,
-    also for a finite value that rounds to infinity.
-    """
-    if tensor.dtype in _KEPT:
-        return tensor.dtype, tensor.data
-    if tensor.dtype == "BF16":
-        words = tensor.data.view("<u2")
-        for start in range(0, len(words), CHUNK):
-            part = words[start : start + CHUNK]
-            refuse_where(tensor, (part & 0x7F80) == 0x7F80, start)
-        return "BF16", tensor.data
-    if tensor.dtype not in ("F32", "F16"):
-        raise BadExport(f"tensor {tensor.name} has dtype {tensor.dtype}, which has no BF16 conversion")
-    wide = tensor.data.view("<f2" if tensor.dtype == "F16" else "<u4")
-    rounded = np.empty(len(wide), "<u2")
-    for start in range(0, len(wide), CHUNK):
-        part = wide[start : start + CHUNK]
-        bits = part.astype("<f4").view("<u4") if tensor.dtype == "F16" else part
-        # + 0x7FFF, and one more if the kept part is odd: round half to even
-        half = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
-        # the sum wraps for some NaN, so both the source and the result are looked at
-        refuse_where(tensor, ((bits & 0x7F800000) == 0x7F800000) | ((half & 0x7F80) == 0x7F80), start)
-        rounded[start : start + CHUNK] = half
-    return "BF16", rounded
-
-
-def _tied(config: dict[str, Any], tensors: Mapping[str, RawTensor]) -> tuple[tuple[str, str], ...]:
-    """The ties of `tensors`: (output head, embedding).
-
-    `tie_word_embeddings` true: a head that equals the embedding is redundant and tied, a different one refused,
-    an absent one tied. Not stated: an absent head is tied (config.json leaves out a class's default).
-    False: no ties.
-    """
-    text = config.get("text_config")
-    stated = config.get(
-        "tie_word_embeddings", text.get("tie_word_embeddings") if isinstance(text, dict) else None
+def _part(store: BlobStore, part: Part, data: Any) -> Written:
+    digest, new = stored(store, part.name, data.reshape(-1).data)
+    entry = TensorEntry(
+        name=part.name,
+        dtype=part.dtype,
+        shape=part.shape,
+        nbytes=data.nbytes,
+        digest=digest,
+        source="" if part.name == part.source else part.source,
     )
-    if stated not in (None, True, False):
-        raise BadExport(f"config.json: tie_word_embeddings is {stated!r}")
-    heads = sorted(name for name in tensors if _is(name, HEADS))
-    if stated is False or (stated is None and heads):
-        return ()
-    embeddings = sorted(name for name in tensors if _is(name, EMBEDDINGS))
-    if len(embeddings) != 1 or len(heads) > 1:
-        if stated is None:
-            return ()
-        raise BadExport(
-            f"tie_word_embeddings with embeddings {embeddings} and heads {heads}: one each expected"
-        )
-    embedding = embeddings[0]
-    if not heads:
-        return (("lm_head.weight", embedding),)
-    head = heads[0]
-    if not _equal(tensors[head], tensors[embedding]):
-        raise BadExport(
-            f"config.json ties {head} to {embedding}, and the export holds different values for them"
-        )
-    return ((head, embedding),)
+    return Written(entry=entry, new=new, held="codes" if part.role == "codes" else "scales")
 
 
-def _equal(one: RawTensor, other: RawTensor) -> bool:
-    """Whether both are the same BF16 values."""
-    return one.shape == other.shape and bf16(one)[1].tobytes() == bf16(other)[1].tobytes()
+def _shapes(source: Source, where: Place, facts: Mapping[str, Fact]) -> dict[str, tuple[int, ...]]:
+    """Shapes before quantisation, of all tensors that the plan is of."""
+    told = source.converted()
+    if (told is not None) != (where == "trainer_rank"):
+        there = "wide" if told is None else "converted"
+        raise BadExport(f"the export is {there}, and the contract converts at convert.place {where!r}")
+    return {name: fact.shape for name, fact in facts.items()} if told is None else dict(told.shapes)
 
 
-def _is(name: str, suffixes: tuple[str, ...]) -> bool:
-    return any(name == suffix or name.endswith("." + suffix) for suffix in suffixes)
+def _plan(
+    source: Source, contract: PrecisionContract, shapes: Mapping[str, tuple[int, ...]]
+) -> PrecisionPlan:
+    try:
+        plan = resolve(contract, shapes)
+    except BadPlan as error:
+        raise BadExport(str(error)) from None
+    told = source.converted()
+    if told is not None and told.plan != plan.digest():
+        raise BadExport(f"the export was converted by plan {told.plan}, the contract's is {plan.digest()}")
+    return plan
+
+
+def _equal(source: Source, facts: Mapping[str, Fact], one: str, other: str) -> bool:
+    """Whether both tensors are the same BF16 values. One after the other is read."""
+    for name in (one, other):
+        if name not in facts:
+            raise BadExport(f"tensor {name} is tied, and low-bit beside its twin")
+    alike = facts[one].shape == facts[other].shape
+    return alike and values.digest(source.read(one)) == values.digest(source.read(other))

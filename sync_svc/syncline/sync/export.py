@@ -8,12 +8,17 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
+
+from syncline.contract.exports import CONVERTED_FILE, ConvertedExport
+
+T = TypeVar("T")
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
@@ -29,6 +34,7 @@ _BITS = {
     "I8": 8,
     "U8": 8,
     "BOOL": 8,
+    "F8_E4M3": 8,
 }
 
 
@@ -45,6 +51,18 @@ class RawTensor(msgspec.Struct, frozen=True, kw_only=True):
     data: Any  # Bytes
 
 
+class Fact(NamedTuple):
+    """What a tensor is, without its bytes. `dtype`: safetensors' name."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return prod(self.shape) * _BITS[self.dtype] // 8
+
+
 class NonFinite(ValueError):
     """A weight that is infinite or no number. The message names tensor and flat index."""
 
@@ -59,9 +77,8 @@ class Export:
     def __init__(self, folder: Path, files: dict[str, str]) -> None:
         self._maps: dict[str, mmap.mmap] = {}
         self._descriptors: dict[str, int] = {}
-        self._facts: dict[
-            str, tuple[int, int]
-        ] = {}  # size and time of the last write, when the file was checked
+        self._checked: dict[str, tuple[int, int]] = {}  # size and time of the last write, when it was checked
+        self._named: dict[str, RawTensor] = {}  # views by name, once asked for
         present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         if unstamped := sorted(name for name in present - files.keys() if name.endswith(".safetensors")):
             raise BadExport(f"export {folder.name}: {unstamped[0]} is not among the stamped files")
@@ -79,7 +96,7 @@ class Export:
         except OSError as error:
             raise BadExport(f"export {folder.name}: {name}: {error.strerror}") from None
         self._descriptors[name] = descriptor
-        self._facts[name] = _facts(descriptor)
+        self._checked[name] = _state(descriptor)
         if os.fstat(descriptor).st_size == 0:
             raise BadExport(f"export {folder.name}: {name} is empty")
         view = self._maps[name] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -91,16 +108,52 @@ class Export:
         """`config.json`, parsed. Raises `BadExport` if it is absent or no JSON object."""
         if "config.json" not in self._maps:
             raise BadExport("export without config.json")
+        return self.told("config.json", dict[str, Any])
+
+    def told(self, file: str, shape: type[T]) -> T:
+        """Stamped JSON `file` as a `shape`. Raises `BadExport` if it is no such thing."""
         try:
-            return msgspec.json.decode(self._maps["config.json"], type=dict[str, Any])
+            return msgspec.json.decode(self._maps[file], type=shape)
         except msgspec.MsgspecError as error:
-            raise BadExport(f"config.json: {error}") from None
+            raise BadExport(f"{file}: {error}") from None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the stamped files, sorted."""
+        return tuple(sorted(self._maps))
+
+    # ---- `source.Source` of a whole export ----
+    def facts(self) -> dict[str, Fact]:
+        """What each tensor is, by name. Raises as `tensors`."""
+        return {name: Fact(tensor.dtype, tensor.shape) for name, tensor in self._by_name().items()}
+
+    def converted(self) -> ConvertedExport | None:
+        """What the trainer says of codes and scales that it made; None: values are wide. Raises `BadExport`."""
+        return self.told(CONVERTED_FILE, ConvertedExport) if CONVERTED_FILE in self._maps else None
+
+    ranks = 0
+    gather_seconds = 0.0
+
+    def read(self, name: str) -> RawTensor:
+        """Tensor `name`, without a copy."""
+        return self._by_name()[name]
+
+    def copied(self, name: str) -> int:
+        """Bytes of memory that `read` takes for `name`: none, the file is mapped."""
+        return 0
+
+    def _by_name(self) -> dict[str, RawTensor]:
+        if not self._named:
+            self._named = {tensor.name: tensor for tensor in self.tensors()}
+        return self._named
+
+    # ---- files ----
 
     def tensors(self) -> Iterator[RawTensor]:
         """All tensors, file by file in the order of their bytes. A name that comes twice: `BadExport`."""
         seen: dict[str, str] = {}
         for file in sorted(name for name in self._maps if name.endswith(".safetensors")):
-            for tensor in self._tensors_of(file):
+            for tensor in self.tensors_of(file):
                 if tensor.name in seen:
                     raise BadExport(f"tensor {tensor.name} is in {seen[tensor.name]} and in {file}")
                 seen[tensor.name] = file
@@ -108,7 +161,8 @@ class Export:
         if not seen:
             raise BadExport("export without tensors")
 
-    def _tensors_of(self, file: str) -> Iterator[RawTensor]:
+    def tensors_of(self, file: str) -> Iterator[RawTensor]:
+        """The tensors of safetensors `file`, in the order of their bytes. Raises `BadExport`."""
         view = self._maps[file]
         # the library checks the header (no holes, no overlap, sizes right), so offsets are sums of sizes
         try:
@@ -123,7 +177,7 @@ class Export:
         for name, dtype, shape in parts:
             if dtype not in _BITS:
                 raise BadExport(f"tensor {name} has dtype {dtype}; known are {', '.join(_BITS)}")
-            nbytes = int(np.prod(shape, dtype=np.int64)) * _BITS[dtype] // 8
+            nbytes = Fact(dtype, shape).nbytes
             data: Bytes = np.frombuffer(view, np.uint8, nbytes, offset)
             yield RawTensor(name=name, dtype=dtype, shape=shape, data=data)
             offset += nbytes
@@ -135,7 +189,7 @@ class Export:
         stamped.
         """
         for name, descriptor in self._descriptors.items():
-            if _facts(descriptor) != self._facts[name]:
+            if _state(descriptor) != self._checked[name]:
                 raise BadExport(f"{name} was changed while it was being converted")
 
     def close(self) -> None:
@@ -143,10 +197,11 @@ class Export:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+        self._named.clear()
         self._maps.clear()
 
 
-def _facts(descriptor: int) -> tuple[int, int]:
+def _state(descriptor: int) -> tuple[int, int]:
     found = os.fstat(descriptor)
     return found.st_size, found.st_mtime_ns
 

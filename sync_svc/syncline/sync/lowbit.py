@@ -1,86 +1,48 @@
-"""Low-bit weights of an export: quantised by `numerics`, band by band, in the parts of `contract/artefact.py`.
+"""Low-bit weights of an export: quantised by `numerics`, in the parts of `contract/artefact.py`.
 
-The one module of this package that imports torch; `convert` imports it when a contract has families. A band is as many
-whole rows of blocks as make about a million values, so that memory beyond the mapped export is the parts of one tensor
-and a few bands, whatever the tensor's size. Bands do not change bytes: no scale reaches over a band's edge but nvfp4's
-outer one, which is known before.
+The one module of this package that imports torch; `convert` imports it when sync quantises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from syncline.contract.artefact import Part, parts
+from syncline.contract.artefact import Part
 from syncline.contract.plan import PlanEntry
-from syncline.contract.schemes import Scheme
-from syncline.numerics.quantized import NotQuantizable, Quantized, outer_scale, quantize
+from syncline.numerics.checkpoint import Rows, encoded_parts, largest, outer_groups, outer_of
+from syncline.numerics.quantized import NotQuantizable
 from syncline.sync.export import BadExport, RawTensor, refuse_where
 
-BAND = 1 << 20  # values quantised at a time
-_NUMPY = {"F8_E4M3": "u1", "U8": "u1", "I32": "<i4", "I64": "<i8", "F32": "<f4"}
+__all__ = ["amax", "outer_groups", "outer_of", "quantised"]
 
 
-def outer_scales(entries: tuple[PlanEntry, ...], tensors: Mapping[str, RawTensor]) -> dict[str, torch.Tensor]:
-    """Outer scale of each nvfp4 tensor by name; those under one `PlanEntry.outer` share one. Reads amax alone.
-
-    Raises `NonFinite`, `BadExport`.
-    """
-    groups: dict[str, list[PlanEntry]] = {}
-    for entry in entries:
-        if entry.weight is not None and entry.weight.format == "nvfp4":
-            groups.setdefault(entry.outer or entry.name, []).append(entry)
-    found = {}
-    for members in groups.values():
-        largest = [_amax(tensors[entry.name]) for entry in members]
-        for entry in members:
-            found[entry.name] = outer_scale([torch.tensor(largest)], _scheme(entry))
-    return found
+def amax(tensor: RawTensor, entry: PlanEntry) -> float:
+    """Largest magnitude in `tensor`. Raises `NonFinite`, `BadExport`."""
+    return largest(_rows(tensor, entry.shape[1]), entry)
 
 
 def quantised(
     tensor: RawTensor, entry: PlanEntry, outer: torch.Tensor | None
 ) -> Iterator[tuple[Part, np.ndarray[Any, Any]]]:
-    """Each part of `tensor` under low-bit `entry`, with its array (contiguous, of the part's dtype and shape).
+    """`encoded_parts` of `tensor`; an nvfp4 one without `outer` has its outer scale for itself.
 
-    outer   its outer scale, for nvfp4
-    Raises `NonFinite` naming tensor and index, also where a dequantised value would not be finite; `BadExport`.
+    Raises `NonFinite` naming tensor and index; `BadExport`, also where a dequantised value would not be finite.
     """
-    scheme = _scheme(entry)
-    listed = parts(entry)
-    arrays = {part.role: np.empty(part.shape, _NUMPY[part.dtype]) for part in listed}
-    n, k = entry.shape
-    step = max(BAND // k // scheme.rows, 1) * scheme.rows
-    for row in range(0, n, step):
-        done = _band(tensor, scheme, outer, row, min(row + step, n), k)
-        last = row + done.codes.shape[0]
-        arrays["codes"][row:last] = _array(done.codes)
-        arrays["scale"][row // scheme.rows : -(-last // scheme.rows)] = _array(done.scale)
-    if outer is not None:
-        arrays["outer"][()] = outer.item()
-    if "shape" in arrays:
-        arrays["shape"][:] = (n, k)
-    for part in listed:
-        yield part, arrays.pop(part.role)
-
-
-def _band(
-    tensor: RawTensor, scheme: Scheme, outer: torch.Tensor | None, first: int, last: int, k: int
-) -> Quantized:
-    values = _values(tensor, first * k, last * k).reshape(last - first, k)
+    rows = _rows(tensor, entry.shape[1])
+    if outer is None and entry.weight is not None and entry.weight.format == "nvfp4":
+        outer = outer_of([largest(rows, entry)], entry)
     try:
-        return quantize(torch.from_numpy(values), scheme, f"tensor {tensor.name}, from row {first},", outer)
+        yield from encoded_parts(rows, entry, outer)
     except NotQuantizable as error:
         raise BadExport(str(error)) from None
 
 
-def _amax(tensor: RawTensor) -> float:
-    size = int(np.prod(tensor.shape, dtype=np.int64))
-    bands = (_values(tensor, at, min(at + BAND, size)) for at in range(0, size, BAND))
-    return max(float(np.abs(band).max()) for band in bands)
+def _rows(tensor: RawTensor, k: int) -> Rows:
+    return lambda first, last: torch.from_numpy(_values(tensor, first * k, last * k).reshape(last - first, k))
 
 
 def _values(tensor: RawTensor, start: int, stop: int) -> Any:
@@ -97,13 +59,3 @@ def _values(tensor: RawTensor, start: int, stop: int) -> Any:
             raise BadExport(f"tensor {tensor.name} has dtype {tensor.dtype}, which has no low-bit conversion")
     refuse_where(tensor, ~np.isfinite(values), start)
     return values
-
-
-def _array(stored: torch.Tensor) -> Any:
-    return (stored.view(torch.uint8) if stored.dtype == torch.float8_e4m3fn else stored).numpy()
-
-
-def _scheme(entry: PlanEntry) -> Scheme:
-    if entry.weight is None:
-        raise AssertionError(f"tensor {entry.name} is wide")
-    return entry.weight

@@ -26,6 +26,7 @@ from syncline.runtime.tracing import hop
 from syncline.sync.adapter import Base, base_of, convert_version
 from syncline.sync.export import BadExport, Export, NonFinite
 from syncline.sync.manifest import build
+from syncline.sync.source import source_of
 
 PLAN_FILE = "precision_plan.json"
 """The resolved plan in the job's run folder: per tensor its format, grouping and the reason."""
@@ -79,12 +80,16 @@ class Publisher:
         with hop(CONVERTED, parent=minted.traceparent, job=job, version=version) as opened_hop:
             export = Export(self.export_of(minted), minted.files)
             try:
-                done = convert_version(export, self.contract, self.store, self._base(minted))
+                source = source_of(export, self.contract)
+                done = convert_version(source, self.contract, self.store, self._base(minted))
                 export.check_unchanged()
             finally:
                 export.close()
             opened_hop.set(
                 representation=done.representation,
+                place=done.trace.place,
+                ranks=source.ranks,
+                gather_ms=1e3 * source.gather_seconds,
                 bytes=done.nbytes,
                 new_bytes=done.new_bytes,
                 tensors=len(done.tensors),

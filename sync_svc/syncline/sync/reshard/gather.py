@@ -94,6 +94,16 @@ class Gathering(Mapping[str, Array]):
         self.dtype(name)
         return self._joined(name, [regions[at] for at in sorted(regions)])
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the full tensors."""
+        return self._shapes
+
+    def is_view(self, name: str) -> bool:
+        """Whether full tensor `name` is rows of one shard, so that asking for it copies nothing."""
+        pieces = [piece for _, piece in self._sources[name]]
+        return len({(piece.start, piece.stop) for piece in pieces}) == 1 and pieces[0].axis == 0
+
     def dtype(self, name: str) -> str:
         """Safetensors' name of the dtype of full tensor `name`, as all its shards stamped it. Raises `BadShards`."""
         if not self._sources[name]:
