@@ -45,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     seed: tuple[int, ...]  # (job's sampling seed, group, index, attempt)
     sampling: Sampling
     experts: bool = False  # record expert ids, if the model routes
+    traceparent: str = ""  # for an engine that runs elsewhere
 
 
 class Experts(msgspec.Struct, frozen=True):
@@ -100,6 +101,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     pause: float  # seconds for which no token was sampled because of the swap
     in_flight: int  # requests that ran at the swap
     recomputed: int  # of them, those whose context was computed anew
+    refilled: float = 0.0  # seconds of `pause` that this took
 
 
 class CommitPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +113,15 @@ class CommitPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is and can do."""
+    """What an engine is and can do.
+
+    double_buffer   a version is staged while another serves; else staging takes the engine out of rotation, under
+                    the policy that it was made for
+    seeded          a request's tokens depend on its seed and the weights alone
+    carries         a context may be kept under the next version
+    suppresses      stop tokens are not drawn below the least length, unseen by the log-probs
+    frees_memory    `sleep` gives all memory back
+    """
 
     engine: str
     family: str  # model class
@@ -123,6 +133,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     experts: tuple[int, int] | None  # (routing layers, top-k); None: the model does not route
     kv: KvFormat = "wide"  # how the attention context is stored
     representation: str = "bf16"  # `PrecisionContract.representation` of the versions that it takes
+    seeded: bool = True
+    carries: bool = True
+    suppresses: bool = True
+    frees_memory: bool = True
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):

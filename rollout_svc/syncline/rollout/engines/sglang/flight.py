@@ -1,0 +1,163 @@
+"""One request in flight, which may take several HTTP requests (legs): a commit in place ends a leg, and the next one
+goes on behind the tokens that are there.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from syncline.contract.version_path import VersionId
+from syncline.rollout.engine import Chunk, Request, Sampling
+from syncline.rollout.engines.sampling import Draws
+from syncline.rollout.engines.sglang.labels import Attested, Untrue, attested, decode_experts, joined_experts
+
+Routing = tuple[int, int, int, int]
+"""(all layers, routing layers, top-k, experts) of a model that routes."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a leg was sent under. `label`: the server's weight version; `adapter`: name on the server."""
+
+    version: VersionId
+    digest: str
+    label: str
+    adapter: str | None
+
+
+@dataclass
+class Flight:
+    """A request and what of it has come back.
+
+    rid       of the leg on its way; of fixed length, since the server takes one for a prefix of others
+    sent      what the leg was sent under; None: no leg is on its way
+    ending    the leg was told to end
+    """
+
+    request: Request
+    most: int
+    rid: str = ""
+    sent: Serving | None = None
+    ending: bool = False
+    tokens: list[int] = field(default_factory=list)
+    routes: list[np.ndarray] = field(default_factory=list)  # rows [fed, L, K] of what each leg fed first
+    began: float = 0.0  # wall clock, of the leg
+    started: float = field(default_factory=time.monotonic)
+    failures: int = 0
+
+    @property
+    def fed(self) -> int:
+        """Tokens whose routes are known."""
+        return sum(len(rows) for rows in self.routes)
+
+    def body(self) -> dict[str, Any]:
+        """The next leg."""
+        self.rid = secrets.token_hex(16)
+        self.ending = False
+        self.began = time.time()
+        sampling = self.request.sampling
+        ignores = sampling.length == "lognormal"
+        parameters: dict[str, Any] = {
+            "max_new_tokens": self.most - len(self.tokens),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "ignore_eos": ignores,
+        }
+        body: dict[str, Any] = {
+            "rid": self.rid,
+            "input_ids": [*self.request.prompt, *self.tokens],
+            "sampling_params": parameters,
+            "return_logprob": True,
+            "stream": False,
+        }
+        if self.request.experts:
+            body["return_routed_experts"] = True
+        return body
+
+    def land(self, reply: dict[str, Any], routing: Routing | None) -> list[tuple[Attested, Chunk]]:
+        """The chunks of a leg's reply, each with what the server attests; versions are put in by the engine.
+
+        Raises `Untrue` for a reply whose parts do not agree.
+        """
+        sent = self.sent
+        if sent is None:
+            raise Untrue(f"trajectory {self.request.trajectory}: a reply without a leg")
+        meta, tokens = reply["meta_info"], reply["output_ids"]
+        rows = meta.get("output_token_logprobs", [])
+        if [row[1] for row in rows] != tokens:
+            raise Untrue(f"trajectory {self.request.trajectory}: log-probs are of other tokens than the output")
+        finish = finish_of(meta)
+        start, now = len(self.tokens), time.time()
+        if routing is not None and self.request.experts:
+            self._routed(meta, len(tokens), routing)
+        self.tokens += tokens
+        ended = finish is not None
+        spans = attested(meta, len(tokens)) if tokens else ()
+        chunks = []
+        for span in spans:
+            last = ended and span.end == len(tokens)
+            chunk = Chunk(
+                trajectory=self.request.trajectory,
+                start=start + span.start,
+                tokens=tuple(tokens[span.start : span.end]),
+                logprobs=tuple(float(row[0]) for row in rows[span.start : span.end]),
+                version=sent.version,
+                digest=sent.digest,
+                adapter=sent.adapter,
+                began=self.began,
+                ended=now,
+                finish=finish if last else None,
+                experts=joined_experts(self.routes) if last else None,
+                decode=time.monotonic() - self.started if last else 0.0,
+            )
+            chunks.append((span, chunk))
+        self.sent = None
+        return chunks
+
+    def _routed(self, meta: dict[str, Any], tokens: int, routing: Routing) -> None:
+        """Keep the rows that this leg fed first: those before were the routes when their successors were sampled."""
+        layers, routed, topk, experts = routing
+        rows = len(self.request.prompt) + len(self.tokens) + tokens - 1
+        text = meta.get("routed_experts")
+        if text is None:
+            if tokens:
+                raise Untrue(f"trajectory {self.request.trajectory}: routed experts are missing")
+            return
+        if not tokens:
+            return  # the next leg feeds the same again
+        ids = decode_experts(text, rows, layers, routed, topk, experts)
+        self.routes.append(ids[self.fed :])
+
+
+def finish_of(meta: dict[str, Any]) -> Literal["stop", "length"] | None:
+    """How a leg ended; None: it was aborted."""
+    match meta["finish_reason"]["type"]:
+        case "stop":
+            return "stop"
+        case "length":
+            return "length"
+        case "abort":
+            return None
+        case other:
+            raise Untrue(f"finish reason {other!r} is none that is known")
+
+
+def longest(sampling: Sampling, seed: tuple[int, ...]) -> int:
+    """Tokens after which a response ends, drawn from the seed where its length is."""
+    return Draws(seed).length(sampling)[1]
+
+
+def refused(sampling: Sampling) -> str:
+    """Why the server cannot sample so under the recorded convention; empty: it can."""
+    if sampling.length == "stop" and sampling.min_tokens > 0:
+        return "min_tokens: SGLang masks stop tokens before it takes log-probs, which would then be of another distribution"
+    if (sampling.top_k == 1 or sampling.top_p < 1e-6) and not math.isclose(sampling.temperature, 1.0):
+        return "top_k 1 with a temperature: SGLang reports a greedy batch's log-probs without it"
+    return ""
