@@ -21,7 +21,8 @@ from syncline.numerics.quantized import outer_scale, quantize
 BAND = 1 << 20  # values quantised at a time
 Rows = Callable[[int, int], torch.Tensor]
 """(first, last) -> rows first .. last of a weight: float32, bfloat16 or float16 [last - first, K]."""
-_NUMPY = {"F8_E4M3": "u1", "U8": "u1", "I32": "<i4", "I64": "<i8", "F32": "<f4"}
+NUMPY = {"F8_E4M3": "u1", "U8": "u1", "I32": "<i4", "I64": "<i8", "F32": "<f4"}
+"""numpy's dtype of the artefact's, by safetensors' name."""
 
 
 def encoded_parts(
@@ -34,7 +35,7 @@ def encoded_parts(
     """
     scheme = scheme_of(entry)
     listed = parts(entry)
-    arrays = {part.role: np.empty(part.shape, _NUMPY[part.dtype]) for part in listed}
+    arrays = {part.role: np.empty(part.shape, NUMPY[part.dtype]) for part in listed}
     for first, last in bands(entry):
         where = f"tensor {entry.name}, from row {first},"
         done = quantize(rows(first, last), scheme, where, outer)

@@ -10,7 +10,7 @@ from syncline.contract.artefact import Part, parts
 from syncline.contract.partition import legal_sizes
 from syncline.contract.plan import PlanEntry
 from syncline.contract.schemes import Scheme
-from syncline.contract.sharding.cuts import Piece, ranges
+from syncline.contract.sharding.cuts import Piece, cut, ranges
 from syncline.contract.sharding.grid import BadLayout
 from syncline.contract.sharding.layout import Layout, Rule
 
@@ -37,10 +37,11 @@ def entries_of(sources: tuple[str, ...], low: Mapping[str, PlanEntry]) -> tuple[
 
 def check_blocks(layout: Layout, rule: Rule, entries: tuple[PlanEntry, ...], count: int) -> None:
     """Raises `BadLayout` with the legal sizes where `rule` cuts `entries` into `count` parts inside a block."""
+    if rule.pad and layout.padded(entries[0].shape[0]) != entries[0].shape[0]:
+        raise BadLayout(f"tensor {entries[0].name} is low-bit, and {rule.name} adds rows to the vocabulary")
     if rule.join == "groups":
-        raise BadLayout(
-            f"tensor {entries[0].name} is low-bit, and {rule.name} interleaves it by query groups"
-        )
+        _check_groups(layout, rule, entries, count)
+        return
     for at, entry in enumerate(entries):
         distinct, _ = ranges(layout, rule, at, entry.name, entry.shape[rule.axis], count)
         legal = legal_sizes(entry)
@@ -56,6 +57,19 @@ def check_blocks(layout: Layout, rule: Rule, entries: tuple[PlanEntry, ...], cou
                 f"tensor {entry.name}: {each} rows of it lie before {entries[at + 1].name} in one matrix, no multiple "
                 f"of the block of {scheme.rows}"
             )
+
+
+def _check_groups(layout: Layout, rule: Rule, entries: tuple[PlanEntry, ...], count: int) -> None:
+    """Raises `BadLayout` where query groups, or ranks that share one, begin or end inside a block of rows."""
+    rows = _scheme(entries[0]).rows
+    shapes = {entry.name: entry.shape for entry in entries}
+    for part in range(count):
+        for piece in cut(layout, rule, tuple(shapes), shapes, count, part)[0]:
+            if piece.start % rows or piece.stop % rows or piece.at % rows:
+                raise BadLayout(
+                    f"tensor {piece.source}: {rule.name} interleaves rows {piece.start} to {piece.stop} of it by query "
+                    f"groups, which cuts a block of {rows} rows"
+                )
 
 
 def cut_parts(

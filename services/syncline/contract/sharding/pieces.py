@@ -78,6 +78,15 @@ class Sharding:
         """
         return self._on(index)
 
+    def pairs(self, index: int) -> Iterator[tuple[Shard, tuple[Shard, ...]]]:
+        """What rank `index` holds before quantisation, and of low-bit weights the shards of codes and scales of it.
+
+        Raises as `on`.
+        """
+        rank = self.layout.grid.rank(index)
+        for placed in placed_on(self.layout, self.weights, rank):
+            yield _shard(self.layout, placed, self.weights, rank), self._low_bit(placed, rank)
+
     def check(self) -> None:
         """Raises `BadLayout` for a full tensor that no rule of the layout covers, and for what `on` refuses."""
         if self.layout.model.tied and "lm_head.weight" in self.weights:
@@ -97,16 +106,14 @@ class Sharding:
                 raise BadLayout(f"tensor {name}: {self.layout.engine} has no rule for it{why}")
 
     def _computed(self, index: int) -> tuple[Shard, ...]:
-        rank = self.layout.grid.rank(index)
-        placed = placed_on(self.layout, self.weights, rank)
-        return tuple(shard for place in placed for shard in self._shards(place, rank))
+        return tuple(shard for wide, low in self.pairs(index) for shard in low or (wide,))
 
-    def _shards(self, placed: Placed, rank: Rank) -> Iterator[Shard]:
+    def _low_bit(self, placed: Placed, rank: Rank) -> tuple[Shard, ...]:
+        """Codes and scales of the weights in `placed`; empty: they are wide."""
         base = _shard(self.layout, placed, self.weights, rank)
         low = [entry for slot in placed.slots for entry in entries_of(slot, self._low)]
         if not low:
-            yield base
-            return
+            return ()
         each = len(placed.slots[0])
         if len(low) < each * len(placed.slots):
             raise BadLayout(f"tensor {low[0].name} is low-bit, and others in {placed.name} are wide")
@@ -114,8 +121,11 @@ class Sharding:
             check_blocks(
                 self.layout, placed.rule, tuple(low[at : at + each]), self.layout.parts(placed.rule, rank)[0]
             )
-        for name, shape, pieces, like in cut_parts(base.name, base.shape, base.pieces, tuple(low), each):
-            yield Shard(name=name, rank=rank, shape=shape, pieces=pieces, like=like)
+        cuts = cut_parts(base.name, base.shape, base.pieces, tuple(low), each)
+        return tuple(
+            Shard(name=name, rank=rank, shape=shape, pieces=pieces, like=like)
+            for name, shape, pieces, like in cuts
+        )
 
 
 def placed_on(layout: Layout, shapes: Shapes, rank: Rank) -> Iterator[Placed]:
