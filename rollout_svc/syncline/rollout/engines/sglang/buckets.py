@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import io
 import pickle
-import sys
-import types
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+
+_SERVERS = b"sglang.srt.weight_sync.tensor_bucket"
 
 
 @dataclasses.dataclass
@@ -28,15 +30,15 @@ class FlattenedTensorMetadata:
     numel: int
 
 
-def _stand_in() -> None:
-    """A pickle names a class by its module, and the pickler wants to find it there: SGLang itself is not installed here."""
-    module = types.ModuleType("sglang.srt.weight_sync.tensor_bucket")
-    module.__dict__["FlattenedTensorMetadata"] = FlattenedTensorMetadata
-    FlattenedTensorMetadata.__module__ = module.__name__
-    sys.modules.setdefault(module.__name__, module)
+class _ByName(pickle._Pickler):
+    """Names the stand-in as the server's own class, which a pickler would want to import."""
 
-
-_stand_in()
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        if obj is FlattenedTensorMetadata:
+            self.write(pickle.GLOBAL + _SERVERS + b"\n" + obj.__name__.encode() + b"\n")  # type: ignore[attr-defined]
+            self.memoize(obj)  # type: ignore[attr-defined]
+        else:
+            super().save_global(obj, name)  # type: ignore[misc]
 
 
 def buckets(tensors: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Tensor]]:
@@ -61,4 +63,6 @@ def encoded(tensors: Mapping[str, Tensor]) -> str:
         rows.append(FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + raw.numel(), raw.numel()))
         flat.append(raw)
         at += raw.numel()
-    return base64.b64encode(pickle.dumps({"flattened_tensor": torch.cat(flat), "metadata": rows}, protocol=4)).decode()
+    out = io.BytesIO()
+    _ByName(out, protocol=4).dump({"flattened_tensor": torch.cat(flat), "metadata": rows})
+    return base64.b64encode(out.getvalue()).decode()

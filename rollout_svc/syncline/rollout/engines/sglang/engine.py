@@ -65,7 +65,7 @@ class SGLangEngine:
         in_flight: CommitPolicy,
     ) -> None:
         self._model, self._job, self._key = model, job, key
-        self._process, self._loader = process, loader
+        self.process, self._loader = process, loader
         self.in_flight = in_flight
         self._description = model.describe(max_running, process.plan.saves_memory)
         self._flights = Flights(model, max_running)
@@ -108,7 +108,7 @@ class SGLangEngine:
 
     def _look(self) -> None:
         """Notice that the server's process ended: nothing serves then, and requests wait for the next version."""
-        if self._held is not None and not self._process.alive:
+        if self._held is not None and not self.process.alive:
             _LOG.warning("the SGLang server ended: out of rotation until a version is loaded into a new one")
             self._active = self._staged = self._held = None
             self._flights.close()
@@ -119,21 +119,21 @@ class SGLangEngine:
             if self.serving is None:
                 raise ValueError(f"trajectory {request.trajectory}: the engine holds no verified version")
             self._flights.add(request, self.room)
-            self._flights.send(self._process.server)
+            self._flights.send(self.process.server)
 
     def step(self) -> list[Chunk]:
         landed = self._flights.land()
         with self._lock:
             self._look()
             if self._flights.open and self._active is not None:
-                self._flights.send(self._process.server)
+                self._flights.send(self.process.server)
             self._tidy()
         return landed
 
     def abort(self, trajectory: str) -> bool:
         rid = self._flights.drop(trajectory)
-        if rid and self._process.alive:
-            self._process.server.abort(rid)
+        if rid and self.process.alive:
+            self.process.server.abort(rid)
         return rid is not None
 
     # ---- scoring
@@ -159,7 +159,7 @@ class SGLangEngine:
             raise ValueError(f"kv {kv!r}: the server stores {self._description.kv!r} and nothing else")
         at = range(prompt, len(ids)) if positions is None else positions
         check_scored(ids, self._model.vocab, temperature)
-        return score(self._process.server, serving_of(version), ids, at, temperature, experts, self._model)
+        return score(self.process.server, serving_of(version), ids, at, temperature, experts, self._model)
 
     def trace(self, buffer: Literal["active", "staged"]) -> ComponentTrace:
         version = self._staged if buffer == "staged" else self._active
@@ -209,7 +209,7 @@ class SGLangEngine:
         beside = self._held is not None and self._held.base == prepared.base and self._active is not None
         if beside and prepared.adapter is not None:
             try:
-                self._loader.load_adapter(self._process.server, prepared)
+                self._loader.load_adapter(self.process.server, prepared)
             except (Refused, ServerGone) as error:
                 raise StageFailed(f"adapter of version {prepared.version}: {error}") from None
             self._staged = prepared
@@ -217,10 +217,10 @@ class SGLangEngine:
         self._settle()
         self._staged = None
         try:
-            self._process.start()
-            self._process.wait()
+            self.process.start()
+            self.process.wait()
             self._held = None
-            self._loader.load(self._process.server, prepared)
+            self._loader.load(self.process.server, prepared)
         except (StageFailed, Refused, ServerGone) as error:
             self._restore()
             raise StageFailed(f"version {prepared.version}: {error}") from None
@@ -231,9 +231,9 @@ class SGLangEngine:
         if self._closed_at is None:
             self._closed_at = time.monotonic()
         self._flights.close()
-        if self._process.alive and self.in_flight.kind == "in_place":
+        if self.process.alive and self.in_flight.kind == "in_place":
             for rid in self._flights.end_all():
-                self._process.server.abort(rid)
+                self.process.server.abort(rid)
         if not self._flights.settled(SETTLE):
             self._open()
             raise StageFailed(f"requests did not end within {SETTLE:.0f} s")
@@ -244,7 +244,7 @@ class SGLangEngine:
         if old is None:
             return
         try:
-            self._loader.load(self._process.server, old)
+            self._loader.load(self.process.server, old)
         except (StageFailed, Refused, ServerGone) as error:
             _LOG.warning("version %s could not be loaded again: %s", old.version, error)
             self._active = self._held = None
@@ -254,9 +254,9 @@ class SGLangEngine:
 
     def _open(self) -> None:
         self._closed_at = None
-        if self._active is not None and self._process.alive:
+        if self._active is not None and self.process.alive:
             self._flights.reopen(serving_of(self._active))
-            self._flights.send(self._process.server)
+            self._flights.send(self.process.server)
 
     def commit(self, policy: CommitPolicy) -> Committed | None:
         started = time.monotonic()
@@ -286,7 +286,7 @@ class SGLangEngine:
             self._flights.draining = True
             return False
         for rid in self._flights.end_all():
-            self._process.server.abort(rid)
+            self.process.server.abort(rid)
         return self._flights.settled(SETTLE)
 
     def abort_stage(self) -> None:
@@ -296,16 +296,26 @@ class SGLangEngine:
             if self._closed_at is not None:
                 self._restore()
             elif staged is not None and staged.adapter is not None:
-                self._process.server.unload_adapter(staged.adapter[0])
+                self.process.server.unload_adapter(staged.adapter[0])
 
     def _tidy(self) -> None:
         """Unload adapters that no version here has any more. Their requests have ended."""
         current = [p.adapter[0] for p in (self._active, self._staged) if p is not None and p.adapter is not None]
-        if not current or not self._process.alive:
+        if not current or not self.process.alive:
             return
         for name in self._flights.used - {*current, *self._flights.adapters()}:
-            self._process.server.unload_adapter(name)
+            self.process.server.unload_adapter(name)
             self._flights.used.discard(name)
+
+    def close(self) -> None:
+        """End requests and the thread that holds them. The server goes on."""
+        self._flights.close()
+        rids = self._flights.end_all()
+        if self.process.alive:
+            for rid in rids:
+                self.process.server.abort(rid)
+        self._flights.settled(10.0)
+        self._flights.close_pump()
 
     # ---- memory
     def sleep(self) -> None:
@@ -318,16 +328,16 @@ class SGLangEngine:
                 self._asleep = self._signed[self._active.version]
             self._flights.close()
             self._active = self._staged = None
-            if self._process.alive and self._process.plan.saves_memory:
+            if self.process.alive and self.process.plan.saves_memory:
                 self._held = None
-                self._process.server.release_memory()
+                self.process.server.release_memory()
 
     def wake(self, store: BlobStore) -> VersionId | None:
         if self._active is not None or self._asleep is None:
-            self._process.start()
+            self.process.start()
             return self.serving[0] if self.serving else None
-        if self._process.alive and self._process.plan.saves_memory:
-            self._process.server.resume_memory()
+        if self.process.alive and self.process.plan.saves_memory:
+            self.process.server.resume_memory()
         self.stage(self._asleep, store)
         self.commit(self.in_flight)
         return self.serving[0] if self.serving else None

@@ -16,6 +16,7 @@ from syncline.reference.routes import RouteTap
 from syncline.reference.state import state_plan
 from syncline.rollout.engine import Description
 from syncline.rollout.engines.expected import expected
+from syncline.rollout.engines.sglang.checkpoint import write_config
 from syncline.rollout.engines.sglang.flight import Routing
 from syncline.rollout.engines.sglang.launch import LaunchPlan, plan_launch
 
@@ -71,6 +72,11 @@ class Model:
             suppresses=False,
             frees_memory=frees_memory,
         )
+
+    def start_folder(self, folder: Path) -> Path:
+        """`folder`, written as what a server starts from: the architecture, no weights."""
+        write_config(folder, self.folder.path, self.launch.quantization)
+        return folder
 
     def check_prompt(self, name: str, prompt: Sequence[int], tokens: int) -> None:
         """Raise `ValueError` naming trajectory `name` for ids or a length that must not reach the server."""
