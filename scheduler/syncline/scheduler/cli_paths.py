@@ -26,22 +26,58 @@ if TYPE_CHECKING:
 
 
 def versions(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> None:
-    """List a job's versions: state, digest, how long each took from minted to active, and why one never was."""
+    """List a job's versions: their way to the workers, bytes, changed share, pause, and why one was never active."""
     with reading(context) as client:
         found = client.get(f"/v1/jobs/{the_job(client, job)}/versions")
     if json:
         say_json(found["items"])
         return
-    rows = []
-    for v in found["items"]:
-        took = v["active"] - v["minted"] if v["active"] and v["minted"] else None
-        active_on = sum(1 for path in v["workers"].values() if path["active"])
-        row = [v["version"], v["state"], v["digest"][:12] or "-", _clock(v["minted"]), short(took, " s")]
-        rows.append([*row, str(active_on), _bytes(v["nbytes"]), _bytes(v["new_bytes"])])
-    show_table(["version", "state", "digest", "minted", "to active", "workers", "size", "new"], rows)
+    show_table(list(VERSION_COLUMNS), [version_row(v) for v in found["items"]])
     for v in found["items"]:
         if v["reason"]:
             say(f"{v['version']}: {why_not(v)}")
+
+
+VERSION_COLUMNS = (
+    "version",
+    "state",
+    "convert",  # from minted to published
+    "stage",  # until the slowest worker had verified it
+    "commit",  # until the scope was complete; under a barrier from the last verification on
+    "on",  # workers that it became active on
+    "size",
+    "changed",  # share of elements against the version published before
+    "delta",  # bytes of what changed, as deltas where those are smaller
+    "pulled",  # bytes that travelled to the worker that needed most
+    "pause",  # longest of a worker
+)
+
+
+def version_row(v: dict[str, Any]) -> list[str]:
+    """A version's record as cells under `VERSION_COLUMNS`."""
+    paths = list(v["workers"].values())
+    verified = max((path["verified"] for path in paths if path["verified"]), default=None)
+    pulls = [path["pulled"]["full"] + path["pulled"]["deltas"] for path in paths if path["pulled"]]
+    pauses = [path["pause_ms"] for path in paths if path["pause_ms"] is not None]
+    share = v["changed_share"]
+    return [
+        v["version"],
+        v["state"],
+        short(_between(v["minted"], v["published"]), " s"),
+        short(_between(v["published"], verified), " s"),
+        short(_between(verified, v["active"]), " s"),
+        str(sum(1 for path in paths if path["active"])),
+        _bytes(v["nbytes"]),
+        short(None if share is None else 100 * share, " %"),
+        "-" if v["delta_bytes"] is None else _bytes(v["delta_bytes"]),
+        _bytes(max(pulls)) if pulls else "-",
+        short(max(pauses, default=None), " ms"),
+    ]
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    """Seconds; None: one of the ends is not known, or the later came first (rolling: others stage on)."""
+    return None if start is None or end is None or end < start else end - start
 
 
 def why_not(version: dict[str, Any]) -> str:

@@ -98,6 +98,8 @@ class Records:
                 path.reason = effect.reason
         if ack is not None and effect.what == "verified" and ack.trace is not None:
             record.rollout_trace = ack.trace
+        if ack is not None and ack.pulled is not None:
+            path.pulled = ack.pulled
         if ack is not None and effect.what in ("verified", "out"):
             path.loaded_digest, path.canary_gap = ack.loaded_digest, ack.canary_gap
 
