@@ -149,10 +149,10 @@ class TrainerEngine(Protocol):
         ...
 
     def export(self, folder: Path, base: bool = True) -> dict[str, str]:
-        """Write the present weights in the contract's trainer dtype under Hugging Face checkpoint names.
+        """Write the present weights into the new `folder`, fsynced (`contract/exports.py`). Returns file -> sha256 hex.
 
-        Writes `model.safetensors` and `config.json` into the new `folder`, fsynced. Returns file ->
-        sha256 hex.
+        Hugging Face checkpoint names, in the contract's trainer dtype, or, where `convert.place` is `trainer_rank`, as
+        rollout will hold them. Raises `NonFiniteWeights`, also for a weight that cannot be quantised.
 
         base   False, for a job with an adapter: the adapter alone, as `adapter.safetensors`
         """

@@ -67,6 +67,9 @@ class Numerics:
         shapes = {name: window.shape for name, window in loaded.plan.windows.items()}
         plan = resolve(contract, shapes)
         self._contract, self._names = contract, len(shapes)
+        self.exports = (
+            plan if contract.convert.where == "trainer_rank" else None
+        )  # what this rank converts by
         self._trained: Trained | None = None
         if plan.low_bit():
             self._trained = train_in(loaded.model, loaded.plan, plan, contract)

@@ -18,10 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from syncline.contract.exports import CONFIG_FILE
 from syncline.contract.job import OptimizerSpec
+from syncline.contract.plan import PrecisionPlan
 from syncline.reference.adapter import Adapters
-from syncline.reference.model import LoadedModel, ModelFolder, TextCodec, export_state, round_to_bf16
+from syncline.reference.model import LoadedModel, ModelFolder, TextCodec, named_windows, round_to_bf16
 from syncline.runtime.durable import sync_file, sync_folder
+from syncline.runtime.export_files import write_file
+from syncline.trainer.engines.exporting import write_converted, write_wide
 from syncline.trainer.engines.frozen import DIGEST, FrozenBase
 
 WEIGHTS = "weights.safetensors"
@@ -57,7 +61,7 @@ class Live:
             round_to_bf16(loaded.model)
         if gathered is not None:
             self._round()
-        self.optimizer = _optimizer(list(self.masters.values()), optimizer)
+        self.optimizer = make_optimizer(list(self.masters.values()), optimizer)
         self.base = None if adapters is None else FrozenBase(loaded.model, adapters)
 
     # ---- one step ---------------------------------------------------------------------------------------
@@ -168,25 +172,34 @@ class Live:
                     out[f"{field}.{name}"] = value.contiguous()
         return out
 
-    def export(self, folder: Path, dtype: torch.dtype, base: bool = True) -> dict[str, str]:
+    def export(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        base: bool = True,
+        plan: PrecisionPlan | None = None,
+    ) -> dict[str, str]:
         """`model.safetensors` and `config.json` in the new `folder`. Returns file -> sha256 hex.
 
         base   False: the adapter alone, as `adapter.safetensors`
+        plan   what is exported are the codes, scales and BF16 values that it makes of the base; None: wide values
+
+        Raises `NotQuantizable` naming a weight that `plan` cannot make low-bit.
         """
-        plan, file = self.loaded.plan, "model.safetensors"
+        state, file = self.loaded.plan, "model.safetensors"
         if self.base is not None:
             self.base.check()
             adapters = self.base.adapters
-            plan = adapters.whole(plan) if base else adapters.state
+            state = adapters.whole(state) if base else adapters.state
             file = file if base else "adapter.safetensors"
         folder.mkdir(parents=True)
-        tensors = {
-            name: t.to(dtype) if t.is_floating_point() else t
-            for name, t in export_state(self.loaded.model, plan)
-        }
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        (folder / "config.json").write_bytes((self.loaded.folder.path / "config.json").read_bytes())
-        files = {name: sync_file(folder / name) for name in (file, "config.json")}
+        weights = named_windows(self.loaded.model, state)
+        if plan is None or not base:
+            files = {file: write_wide(folder / file, weights, dtype)}
+        else:
+            files = write_converted(folder, file, weights, dtype, plan)
+        config = (self.loaded.folder.path / CONFIG_FILE).read_bytes()
+        files[CONFIG_FILE] = write_file(folder / CONFIG_FILE, config)
         sync_folder(folder)
         sync_folder(folder.parent)
         return files
@@ -227,7 +240,8 @@ def return_memory() -> None:
         trim(0)
 
 
-def _optimizer(masters: list[Tensor], spec: OptimizerSpec) -> torch.optim.Optimizer:
+def make_optimizer(masters: list[nn.Parameter] | list[Tensor], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """The job's optimizer over `masters`."""
     match spec.name:
         case "adamw":
             return torch.optim.AdamW(masters, lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)

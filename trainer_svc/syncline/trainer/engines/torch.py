@@ -291,7 +291,10 @@ class TorchEngine:
         if broken:
             raise NonFiniteWeights(f"not exported: {', '.join(broken)} non-finite")
         dtype = torch.bfloat16 if self._contract.trainer.parameters == "bf16" else torch.float32
-        return live.export(folder, dtype, base)
+        try:
+            return live.export(folder, dtype, base, self._need_numerics().exports)
+        except NotQuantizable as error:
+            raise NonFiniteWeights(f"not exported: {error}") from None
 
     def save(self, folder: Path) -> None:
         self._need().write(folder, durable=True)
