@@ -22,6 +22,8 @@ RENAMED = "model.layers.1.self_attn.out_proj.weight"
 EXTRA = "model.layers.2.self_attn.o_proj.weight"
 A = "model.layers.0.self_attn.q_proj.lora_A.weight"
 A_OTHER = "model.layers.1.self_attn.q_proj.lora_A.weight"
+B = "model.layers.0.self_attn.q_proj.lora_B.weight"
+SAVED = "lm_head.modules_to_save.weight"
 A_EXTRA = "model.layers.0.mlp.up_proj.lora_A.weight"
 FILE = "model.safetensors"
 
@@ -71,6 +73,10 @@ adapter_rank = _changed(lambda t: _set(t, A, A, lambda x: torch.cat([x, x])))
 adapter_nan = _changed(lambda t: _set(t, A, A, _nan))
 adapter_exchanged = _changed(lambda t: _exchange(t, A, A_OTHER))
 adapter_base = _changed(lambda t: t.update({TENSOR: torch.zeros(64, 64, dtype=torch.bfloat16)}))
+
+
+adapter_saved = _changed(lambda t: t.update({SAVED: torch.zeros(100, 64, dtype=torch.bfloat16)}))
+adapter_half = _changed(lambda t: t.pop(B))
 
 
 @contextmanager

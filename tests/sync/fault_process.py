@@ -47,7 +47,7 @@ def rollout() -> None:
     from syncline.rollout.orders import Orders
 
     torch.set_num_threads(1)
-    stop(Weights, "_take", after="a tensor written, others not")
+    stop(Weights, "_settle", after="a tensor written, others not")
     stop(Orders, "_finish_staging", after="verified")
     stop(Orders, "_take_commit", before="told to commit")
     stop(Orders, "_active", before="serves it, has not said so")

@@ -15,6 +15,7 @@ from typing import Literal
 
 import fault_exports as e
 import fault_kills as k
+import fault_shards as s
 import fault_workers as w
 from fault_board import Kind
 from fault_stack import Stack
@@ -93,6 +94,7 @@ NOBODY = "workers stay out for it; the next version supersedes it, or it fails a
 OUT = "that worker takes the next version with the others"
 
 EXPORT = "the trainer's export, before it is stamped"
+SHARDED = "the export of two ranks, after they stamped their shards"
 STAMPED = "the trainer's export, after it was stamped"
 UNSIGNED = "the manifest, between conversion and signature"
 STORE = "the store, between publication and the order to stage"
@@ -182,6 +184,27 @@ FAULTS: tuple[Fault, ...] = (
         e.minted_twice,
         "the first stands; the second is logged and dropped",
     ),
+    # ---- what a trainer's ranks hand over
+    taken("none: two ranks' shards", WIDE, EXPORT, s.whole, "sync gathers full tensors from both"),
+    refused("files of two ranks exchanged", WIDE, SHARDED, s.files_exchanged, "on rank 0", "of", "rank 1"),
+    refused(
+        "a shard exchanged with another rank's of its shape",
+        WIDE,
+        SHARDED,
+        s.shards_exchanged,
+        "linear_proj.weight",
+        "rank 0",
+        "rank 1",
+    ),
+    refused("a rank's file missing", WIDE, SHARDED, s.rank_gone, "rank-00001.safetensors is missing"),
+    refused("a shard with one bit flipped", WIDE, SHARDED, s.shard_flipped, "rank 1"),
+    refused(
+        "a rank's file with one bit flipped",
+        WIDE,
+        STAMPED,
+        s.file_flipped,
+        "rank-00001.safetensors has sha256",
+    ),
     # ---- what a wrong converter would sign
     untaken(
         "payload without its scale",
@@ -239,6 +262,8 @@ FAULTS: tuple[Fault, ...] = (
     refused("no worker takes it in time", HASTY, "all workers, staging", w.all_hang, "active on no worker"),
     # ---- adapters
     refused("missing adapter tensor", ADAPTER, EXPORT, e.adapter_missing, f"tensor {e.A} is missing"),
+    refused("half of an adapter", ADAPTER, EXPORT, e.adapter_half, f"tensor {e.B} is missing"),
+    refused("a module saved whole", ADAPTER, EXPORT, e.adapter_saved, f"tensor {e.SAVED} is not"),
     refused("adapter of no target", ADAPTER, EXPORT, e.adapter_extra, f"tensor {e.A_EXTRA} is not"),
     refused("adapter of a larger rank", ADAPTER, EXPORT, e.adapter_rank, f"tensor {e.A} has shape [8, 64]"),
     refused("an adapter value that is no number", ADAPTER, EXPORT, e.adapter_nan, f"tensor {e.A} is nan"),
@@ -330,9 +355,13 @@ its process is gone. What a worker says stands in the version's record under the
 |---|---|---|---|---|---|---|
 """
 _TAIL = """
-Elsewhere: exchanged, missing, damaged and foreign shards of trainer or rollout ranks are refused by stamp before they
-are gathered (`tests/sync/test_reshard.py`; they are not on the path of a version yet). Late, repeated and lost
-messages: `tests/sync/test_histories.py`. Processes killed in a whole job: `tests/loop`.
+Elsewhere: foreign shards, and every exchange of two shards, under many layouts: `tests/sync/test_reshard.py`. Late,
+repeated and lost messages: `tests/sync/test_histories.py`; the same and damage in random order, with every token judged
+by the version that it shows: `tests/sync/test_true_histories.py`. Processes killed in a whole job: `tests/loop`.
+
+A damaged blob is not repaired from the trainer's export, which is gone once the manifest is published: a version whose
+blob nobody can read is superseded by the next one, or fails at `activation_wait`; where mode is `colocated` no next one
+comes before that.
 
 Found by no check: a byte of a staged buffer that changes between its verification and the commit serves until that
 buffer is loaded again, as a commit must not depend on the model's size. A blob that is cut short in place while a

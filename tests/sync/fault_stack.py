@@ -396,16 +396,16 @@ class Stack:
     @contextmanager
     def failing_reads(self, name: str, tensor: str) -> Iterator[None]:
         """The system refuses to read the blob of `tensor` of the next version, on one worker alone."""
-        store, broken = self.parts[name].orders._store, set[str]()
-        read = store.read
+        store, broken = self.parts[name].orders._pulling.store, set[str]()
+        mapped = store.mapped
 
         def failing(digest: str) -> memoryview:
             if digest in broken:
                 raise OSError(5, "Input/output error")
-            return read(digest)
+            return mapped(digest)
 
         self.hooks.after_publish = lambda m: broken.update(t.digest for t in m.tensors if t.name == tensor)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "read", failing)
+            patch.setattr(store, "mapped", failing)
             yield
         self.hooks.after_publish = None

@@ -52,6 +52,21 @@ class Deferred(Future[Any]):
         return super().exception(timeout)
 
 
+class AtOnce:
+    """An executor that needs no thread: work is done when it is given."""
+
+    def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
+        """As an executor is made."""
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Deferred:
+        done = Deferred(partial(work, *args))
+        done.carry_out()
+        return done
+
+    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
+        """Nothing is under way."""
+
+
 class Hands:
     """The staging thread of a seat."""
 

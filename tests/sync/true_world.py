@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import true_weights
 from numpy.typing import NDArray
-from true_seat import KEY, Seat
+from true_seat import KEY, AtOnce, Seat
 
 from syncline.contract import events
 from syncline.contract.job import JobSpec
@@ -197,6 +197,7 @@ class World:
             control.take_acks()
             control.look()
             control.take_minted()
+            control.take_compared()
             control.retire()
         except Killed:
             self.kills += 1
@@ -275,6 +276,7 @@ def clock_of_histories() -> Iterator[Clock]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("syncline.sync.control.time", clock)
         patch.setattr("syncline.rollout.orders.time", clock)
+        patch.setattr("syncline.sync.deltas.ThreadPoolExecutor", AtOnce)
         yield clock
 
 
