@@ -94,6 +94,8 @@ class Orders:
             self._finish_staging(order, future)
         if self._next is not None and self._staging is None and awake:
             order, self._next = self._next, None
+            if not self._engine.describe().double_buffer:
+                self._before_commit()  # what serves now is gone once staging has begun
             self._staging = (order, self._thread.submit(self._stage, order))
         if self._commit is not None and awake:
             self._before_commit()
@@ -103,7 +105,11 @@ class Orders:
                 self._active(order, committed)
 
     def join(self, awake: bool) -> None:
-        """Ask for the current version if none is held and none is coming."""
+        """Ask for the current version if none serves and none is coming.
+
+        One that is staged may wait for a barrier, or for an order that never comes as its sync has died: sync, who
+        knows the difference, is asked in both cases.
+        """
         idle = self._engine.serving is None and not self.busy and self._next is None
         if awake and idle and time.monotonic() >= self._asked + REJOIN:
             self._asked = time.monotonic()
