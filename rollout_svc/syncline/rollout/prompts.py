@@ -12,7 +12,7 @@ from syncline.contract.token_path import SamplingConvention
 from syncline.environments.environment import Environment
 from syncline.reference.model import TextCodec
 from syncline.rollout.engine import Request, Sampling
-from syncline.rollout.sessions import turn_tokens
+from syncline.rollout.session import turn_tokens
 
 
 class Prompter:
@@ -34,6 +34,7 @@ class Prompter:
             seed=(self._spec.seeds.sampling, item.group, item.index, attempt),
             sampling=msgspec.structs.replace(self._sampling, max_tokens=self._room(item.prompt, prompt)),
             experts=self._experts,
+            traceparent=item.traceparent,
         )
 
     def _room(self, index: int, prompt: tuple[int, ...]) -> int:

@@ -10,7 +10,7 @@ from syncline.contract.token_path import PUBLISHED, SAMPLED, SamplingConvention,
 from syncline.contract.version_path import VersionId
 from syncline.reference.model import TextCodec
 from syncline.rollout.intake import Held, Intake
-from syncline.rollout.sessions import Closed
+from syncline.rollout.session import Closed
 from syncline.rollout.spans import Sampled, trajectory
 from syncline.runtime.errands import ScoreErrand, send_scores
 from syncline.runtime.ledger import Ledger

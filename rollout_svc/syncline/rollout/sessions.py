@@ -13,54 +13,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
 from syncline.contract.token_path import Segment
 from syncline.contract.turns import Ended, Message, Turn, TurnsSpec
-from syncline.environments.environment import Step
 from syncline.environments.turns import parse_calls
 from syncline.reference.model import TextCodec
 from syncline.reference.observations import observed_ids
-from syncline.rollout.engine import Chunk, Experts, Request, RolloutEngine
-from syncline.rollout.spans import Sampled, fold
-from syncline.rollout.tools import Answer, Tools
+from syncline.rollout.engine import Chunk, Request, RolloutEngine
+from syncline.rollout.session import Closed, Session, joined, step_of, turn_tokens
+from syncline.rollout.spans import fold
+from syncline.rollout.tools import Answer
 from syncline.runtime.sandbox import Outcome
 
-_TOLD = ("timeout", "memory", "unreadable")  # ends of a step that are the tool's own, and told to the policy
 
+class Steps(Protocol):
+    """What a session needs of its environment: `tools.Tools`."""
 
-class Closed(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that has ended: all that its record needs of it. `turns` is empty for a task of one turn."""
+    def ask(self, key: str, index: int, turns: tuple[Turn, ...]) -> None: ...
 
-    trajectory: str
-    tokens: tuple[int, ...]
-    segments: tuple[Segment, ...]
-    sampled: Sampled
-    turns: tuple[Turn, ...]
+    def cancel(self, key: str) -> None: ...
 
-
-@dataclass
-class _Session:
-    prompt: int  # index
-    request: Request  # of the present turn
-    tokens: list[int]  # that the present turn began with
-    segments: list[Segment]
-    most: int  # sampled tokens that the present turn may have
-    clipped: bool = False  # the context left less than the turn's own limit
-    chunks: list[Chunk] = field(default_factory=list)  # of all turns
-    sampled: int = 0  # tokens that ended turns sampled
-    turns: list[Turn] = field(default_factory=list)
-    experts: list[bytes] = field(default_factory=list)
-    fed: int = 0  # tokens whose expert ids are there
-    prefill: float = 0.0
-    decode: float = 0.0
-    tries: int = 0  # at the present step
-
-    @property
-    def key(self) -> str:
-        return f"{self.request.trajectory}/{self.request.seed[3]}"
+    def answers(self) -> list[Answer]: ...
 
 
 class Sessions:
@@ -75,7 +51,7 @@ class Sessions:
         self,
         spec: TurnsSpec,
         codec: TextCodec,
-        tools: Tools,
+        tools: Steps,
         worker: str,
         *,
         multi_turn: bool,
@@ -86,9 +62,9 @@ class Sessions:
         self._spec, self._codec, self._tools, self._worker = spec, codec, tools, worker
         self._multi_turn, self._stops, self._tokens = multi_turn, tuple(stops), tokens
         self._context = min(context, spec.context or context)
-        self._all: dict[str, _Session] = {}
-        self._next: deque[_Session] = deque()  # turns that wait for room in the engine
-        self._stepping: dict[str, _Session] = {}  # by key: those that wait for their environment
+        self._all: dict[str, Session] = {}
+        self._next: deque[Session] = deque()  # turns that wait for room in the engine
+        self._stepping: dict[str, Session] = {}  # by key: those that wait for their environment
         self._closed: list[Closed] = []
         self._failed: list[tuple[str, str]] = []
 
@@ -100,12 +76,11 @@ class Sessions:
     def begin(self, request: Request, prompt: int) -> None:
         """A first turn was submitted; `prompt` is its index."""
         edge = len(request.prompt)
-        self._all[request.trajectory] = _Session(
+        self._all[request.trajectory] = Session(
             prompt=prompt,
             request=request,
             tokens=list(request.prompt),
             segments=[Segment(kind="prompt", start=0, end=edge)],
-            most=request.sampling.max_tokens,
             clipped=request.sampling.max_tokens < turn_tokens(self._spec, self._tokens, 0),
         )
 
@@ -129,7 +104,7 @@ class Sessions:
         """Hear what environments answered, and begin the turns that follow as far as there is room."""
         if self._stepping:
             for answer in self._tools.answers():
-                self._answered(self._stepping.pop(answer.key), answer)
+                self._answered(self._stepping.pop(answer.key), answer.outcome)
         while self._next and engine.room > 0:
             session = self._next.popleft()
             try:
@@ -148,20 +123,11 @@ class Sessions:
         return failed
 
     # ---- a turn's end
-    def _turn_ended(self, session: _Session) -> None:
-        count = sum(len(chunk.tokens) for chunk in session.chunks) - session.sampled
-        last = session.chunks[-1]
-        new = [id for chunk in session.chunks for id in chunk.tokens][session.sampled :]
-        edge = len(session.tokens)
-        session.tokens += new
-        session.segments.append(Segment(kind="sampled", start=edge, end=edge + count))
-        session.sampled += count
-        session.prefill += last.prefill
-        session.decode += last.decode
-        self._take_experts(session, last.experts)
+    def _turn_ended(self, session: Session) -> None:
+        finish = session.chunks[-1].finish or "length"
+        new = session.end_turn()
         text = self._codec.decode(new)
-        finish = last.finish or "length"
-        session.turns.append(Turn(text=text, calls=parse_calls(text), sampled=count, finish=finish))
+        session.turns.append(Turn(text=text, calls=parse_calls(text), sampled=len(new), finish=finish))
         ended = self._last(session, finish)
         if ended:
             self._close(session, ended)
@@ -169,7 +135,7 @@ class Sessions:
             session.tries = 0
             self._ask(session)
 
-    def _last(self, session: _Session, finish: str) -> Ended:
+    def _last(self, session: Session, finish: str) -> Ended:
         if not self._multi_turn:
             return "done"
         if finish == "length" and session.clipped:
@@ -178,14 +144,13 @@ class Sessions:
             return "length"
         return "turns" if len(session.turns) == self._spec.most else ""
 
-    def _ask(self, session: _Session) -> None:
+    def _ask(self, session: Session) -> None:
         self._stepping[session.key] = session
         self._tools.ask(session.key, session.prompt, tuple(session.turns))
 
     # ---- the environment's answer
-    def _answered(self, session: _Session, answer: Answer) -> None:
-        outcome = answer.outcome
-        self._note(session, seconds=session.turns[-1].seconds + outcome.seconds)
+    def _answered(self, session: Session, outcome: Outcome) -> None:
+        session.note(seconds=session.turns[-1].seconds + outcome.seconds)
         if outcome.kind == "lost" or outcome.passing:
             session.tries += 1
             if session.tries <= self._spec.tool_retries:
@@ -194,7 +159,7 @@ class Sessions:
                 self._fail(session, f"its environment: {outcome.kind}: {outcome.reason}")
             return
         try:
-            step = _step(outcome)
+            step = step_of(outcome)
             if step.done:
                 self._close(session, "done")
             else:
@@ -202,35 +167,18 @@ class Sessions:
         except ValueError as error:
             self._fail(session, str(error))
 
-    def _observe(self, session: _Session, observed: tuple[Message, ...], trouble: str) -> None:
-        """Put the observation behind what was sampled, and have the next turn wait for room."""
+    def _observe(self, session: Session, observed: tuple[Message, ...], trouble: str) -> None:
+        """Go on behind the observation, once there is room, or end before it."""
         ids, shown, cut = self._fit(session.tokens[-1], observed)
         if ids is None:
             self._close(session, "observation")
-            return
-        edge, end = len(session.tokens), len(session.tokens) + len(ids)
-        wanted = turn_tokens(self._spec, self._tokens, len(session.turns))
-        if end >= self._context:
+        elif len(session.tokens) + len(ids) >= self._context:
             self._close(session, "context")
-            return
-        self._note(session, observed=shown, cut=cut, trouble=trouble)
-        session.tokens += ids
-        if ids:
-            session.segments.append(Segment(kind="observed", start=edge, end=end))
-        session.most = min(wanted, self._context - end)
-        session.clipped = session.most < wanted
-        before = session.request
-        session.request = msgspec.structs.replace(
-            before,
-            prompt=tuple(session.tokens),
-            seed=(*before.seed[:4], len(session.turns)),
-            sampling=msgspec.structs.replace(
-                before.sampling,
-                max_tokens=session.most,
-                min_tokens=min(before.sampling.min_tokens, session.most),
-            ),
-        )
-        self._next.append(session)
+        else:
+            session.note(observed=shown, cut=cut, trouble=trouble)
+            wanted = turn_tokens(self._spec, self._tokens, len(session.turns))
+            session.observe(ids, wanted, self._context)
+            self._next.append(session)
 
     def _fit(
         self, last: int, observed: tuple[Message, ...]
@@ -249,11 +197,8 @@ class Sessions:
             cut += len(content) - keep
 
     # ---- the end
-    def _note(self, session: _Session, **changes: object) -> None:
-        session.turns[-1] = msgspec.structs.replace(session.turns[-1], **changes)
-
-    def _close(self, session: _Session, ended: Ended) -> None:
-        self._note(session, ended=ended)
+    def _close(self, session: Session, ended: Ended) -> None:
+        session.note(ended=ended)
         name = session.request.trajectory
         del self._all[name]
         self._closed.append(
@@ -261,47 +206,12 @@ class Sessions:
                 trajectory=name,
                 tokens=tuple(session.tokens),
                 segments=tuple(session.segments),
-                sampled=fold(_joined(session), self._worker),
+                sampled=fold(joined(session), self._worker),
                 turns=tuple(session.turns) if self._multi_turn else (),
             )
         )
 
-    def _fail(self, session: _Session, why: str) -> None:
+    def _fail(self, session: Session, why: str) -> None:
         name = session.request.trajectory
         del self._all[name]
         self._failed.append((name, why))
-
-    def _take_experts(self, session: _Session, experts: Experts | None) -> None:
-        """Of each turn the ids of the tokens that it fed first: those under which their followers were sampled."""
-        if experts is None:
-            return
-        rows = experts.shape[0]
-        size = len(experts.data) // rows
-        session.experts.append(experts.data[session.fed * size :])
-        session.fed = rows
-
-
-def turn_tokens(spec: TurnsSpec, otherwise: int, turn: int) -> int:
-    """Sampled tokens that turn number `turn` (from 0) may have."""
-    return spec.max_tokens[min(turn, len(spec.max_tokens) - 1)] if spec.max_tokens else otherwise
-
-
-def _step(outcome: Outcome) -> Step:
-    """The environment's step. A tool that was killed, or said too much, is told to the policy as an error."""
-    if outcome.kind in _TOLD:
-        content = f"error: {outcome.kind}: {outcome.reason}"
-        return Step(done=False, observed=(Message(role="tool", content=content),))
-    if outcome.kind != "value":
-        raise ValueError(f"its environment: {outcome.kind}: {outcome.reason}")
-    return msgspec.convert(outcome.value, Step)
-
-
-def _joined(session: _Session) -> list[Chunk]:
-    """The chunks of all turns as those of one request."""
-    chunks = [msgspec.structs.replace(chunk, finish=None, experts=None) for chunk in session.chunks[:-1]]
-    last = session.chunks[-1]
-    experts = last.experts and msgspec.structs.replace(last.experts, data=b"".join(session.experts))
-    return [
-        *chunks,
-        msgspec.structs.replace(last, experts=experts, prefill=session.prefill, decode=session.decode),
-    ]

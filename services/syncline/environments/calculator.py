@@ -3,8 +3,8 @@
 The prompt is `3+4=`. The right first turn is the call `!34`: the mark, then the operands. The tool answers `7=`, and
 the right second turn repeats the result, `7`. What is no call is told nothing, and the episode is over.
 
-The reward is partial credit by turn: 0.2 for the mark, 0.3 for the operands (each its share), 0.5 for the result that
-the tool gave, which only who called correctly gets: nobody earns it by adding up in the head.
+The reward is partial credit by turn: 0.2 for the mark, 0.3 for the operands (each its share), 0.2 for repeating what
+the tool said, and 0.3 more if that is the sum asked for: nobody earns the second half by adding up in the head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from syncline.contract.job import Problem
 from syncline.environments.options import PATH
 from syncline.environments.turns import Message, Prompt, Step, Turn, require_index
 
-_MARK, _OPERANDS, _RESULT = 0.2, 0.3, 0.5
+_MARK, _OPERANDS, _REPEATED, _RIGHT = 0.2, 0.3, 0.2, 0.3
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,8 +73,8 @@ class Calculator:
         credit = _MARK * call.startswith("!")
         given = call[1 : 1 + len(operands)]
         credit += _OPERANDS * sum(a == b for a, b in zip(operands, given, strict=False)) / len(operands)
-        if self._call(call) is not None and len(turns) == 2:
-            credit += _RESULT * (turns[1].text == _sum(operands) == turns[0].observed[0].content[:-1])
+        if len(turns) == 2 and turns[0].observed and turns[1].text == turns[0].observed[0].content[:-1]:
+            credit += _REPEATED + _RIGHT * (turns[1].text == _sum(operands))
         return credit
 
     def score(self, index: int, text: str) -> float | None:

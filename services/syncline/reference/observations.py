@@ -26,7 +26,8 @@ def observed_ids(
     cannot be continued so.
     """
     if not codec.has_template:
-        return codec.encode_piece("".join(message["content"] for message in messages))
+        text = "".join(message["content"] for message in messages)
+        return codec.encode_piece(text) if text else []
     chat = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}, *messages]
     before, found, piece = codec.render(chat).partition(_SAID)
     if not found or _SAID in piece or _ASKED not in before:
