@@ -55,7 +55,7 @@ def test_a_broken_rule_is_caught(mutant: Mutant, redis_url: str, tmp_path: Path)
 
 def test_tokens_tell_versions_apart() -> None:
     """Within what any history mints, no two serials sample alike from alike contexts."""
-    seen = {}
+    seen: dict[tuple[int, int], int] = {}
     for serial in range(40):
         token = true_weights.token(serial)
         alone = float(true_weights.logprobs(serial, (serial,) * 4)[token])

@@ -134,6 +134,14 @@ def age_from_the_last_swap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Row, "carry", younger)
 
 
+def budget_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A context is kept however old it is."""
+    carry = Row.carry
+    patch.setattr(
+        Row, "carry", lambda self, version, limit: carry(self, version, None if limit is None else 99)
+    )
+
+
 def half_a_version(patch: pytest.MonkeyPatch) -> None:
     """One tensor stays what it was, and is reported as if it had been read back."""
     load = Weights.load
@@ -179,6 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
     span_not_closed,
     carried_called_recomputed,
     age_from_the_last_swap,
+    budget_ignored,
     half_a_version,
     wakes_with_the_staged,
 )

@@ -133,7 +133,7 @@ class Seat:
         self.orders.close()
         hands: Any = self.hands
         self.orders._thread = hands
-        self.awake = False
+        self.awake, self.policy = False, policy
         self._cursor = world.bus.last_id(SYNC.at(world.job))
         self._highest: VersionId | None = None
         self._told: tuple[VersionId, str] | None = None
@@ -176,9 +176,7 @@ class Seat:
         self.engine.submit(Request(trajectory=name, prompt=prompt, seed=(self._asked,), sampling=sampling))
 
     def _ended(self, trajectory: str) -> None:
-        self.world.judge(
-            self.name, self._prompts.pop(trajectory), fold(self._chunks.pop(trajectory), self.name)
-        )
+        self.world.judge(self, self._prompts.pop(trajectory), fold(self._chunks.pop(trajectory), self.name))
 
     def _obey(self) -> None:
         if self.world.awake and not self.awake:

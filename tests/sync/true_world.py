@@ -231,13 +231,17 @@ class World:
                 flip(path, path.stat().st_size // 2)
 
     # ---- the model that all this is held against
-    def judge(self, worker: str, prompt: tuple[int, ...], sampled: Sampled) -> None:
+    def judge(self, seat: Seat, prompt: tuple[int, ...], sampled: Sampled) -> None:
         """Every token must be what its span's version samples, from the context that the spans tell of."""
+        worker, policy = seat.name, seat.policy
+        if policy.kind != "in_place":
+            assert len(sampled.spans) == 1, f"{worker}: two versions in one trajectory under {policy}"
         makers: list[VersionId] = []  # version that made the context at each position
         edge = len(prompt)
         for number, span in enumerate(sampled.spans):
             version, where = span.version, f"{worker} token {span.start}: span {span}"
             assert span.worker == worker, where
+            assert span.carried_age <= (policy.carried_age if policy.kv == "carried" else 0), where
             assert span.digest == self.digests[version], where
             oldest = VersionId(version.epoch, version.number - span.carried_age)
             if number == 0 or span.context == "recomputed":

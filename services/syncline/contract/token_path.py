@@ -84,7 +84,9 @@ class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     digest: str  # manifest digest of the weights that the engine held
     adapter: str | None = None  # versioned adapter name; None: no adapter
     context: Literal["recomputed", "carried"] = "recomputed"
-    carried_age: int = 0  # versions between the oldest KV read and `version`; 0 unless carried
+    # versions between the oldest KV read and `version`; 0 unless carried. Where the spans before tell of older KV, it
+    # was made anew by version - carried_age, which itself sampled nothing
+    carried_age: int = 0
     worker: str
 
 
