@@ -1,8 +1,8 @@
 """A weight as the checkpoint tensors of its scheme (`contract/artefact.py`), band by band: for sync and trainers.
 
-A band is as many whole rows of blocks as make about a million values, so that memory beyond the source is the parts of
-one tensor and a few bands, whatever the tensor's size. Bands do not change bytes: no scale reaches over a band's edge
-but nvfp4's outer one, which is known before.
+A band is as many whole rows of blocks as make about a quarter of a million values, so that memory beyond the source is
+the parts of one tensor and a few bands, whatever the tensor's size. Bands do not change bytes: no scale reaches over a
+band's edge but nvfp4's outer one, which is known before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from syncline.contract.plan import PlanEntry
 from syncline.contract.schemes import Scheme
 from syncline.numerics.quantized import outer_scale, quantize
 
-BAND = 1 << 20  # values quantised at a time
+BAND = 1 << 18  # values quantised at a time
 Rows = Callable[[int, int], torch.Tensor]
 """(first, last) -> rows first .. last of a weight: float32, bfloat16 or float16 [last - first, K]."""
 NUMPY = {"F8_E4M3": "u1", "U8": "u1", "I32": "<i4", "I64": "<i8", "F32": "<f4"}

@@ -29,7 +29,7 @@ from syncline.sync.traced import traced
 from syncline.sync.work import Job, Pool
 
 THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
-_BAND = 16 << 20  # bytes that quantising a band takes, about
+_BAND = 8 << 20  # bytes that quantising a band takes, about
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
