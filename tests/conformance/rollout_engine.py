@@ -439,9 +439,7 @@ class RolloutEngineSuite:
         assert self.scores(engine) == probe
         assert engine.staged is None
 
-    def one_buffer_comes_back(
-        self, engine: RolloutEngine, forge: Forge, before: tuple[float, ...]
-    ) -> None:
+    def one_buffer_comes_back(self, engine: RolloutEngine, forge: Forge, before: tuple[float, ...]) -> None:
         """A stage given up leaves what served; meanwhile nothing serves, and no score is of another version."""
         assert engine.serving is None
         assert engine.room == 0

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from conformance.forge import JOB, KEY, MODELS, Forge
 from conformance.rollout_engine import MakeEngine, RolloutEngineSuite
-from conftest import Fleet
+from fleet import Fleet
 
 from syncline.rollout.engine import CommitPolicy, RolloutEngine
 from syncline.rollout.engines.sglang.engine import SGLangEngine
 
 SERVED = ("tiny-dense", "tiny-moe")
 """Families of the suite that SGLang runs with its torch-native path; the others need CUDA kernels."""
+
 
 class TestSGLang(RolloutEngineSuite):
     @pytest.fixture
@@ -48,5 +49,3 @@ class TestSGLang(RolloutEngineSuite):
         assert engine.room == 0
         assert engine.wake(forge.store) == self.served(engine)[0]
         assert self.scores(engine) == before
-
-__all__ = ["DRAIN", "run"]

@@ -81,9 +81,13 @@ class Probes:
         version = self._compared = t.spans[0].version
         positions = [i for s in t.segments if s.kind == "sampled" for i in range(s.start, s.end)]
         temperature = t.convention.temperature
-        score = self._engine.score(
-            t.tokens, positions[0], buffer="active", temperature=temperature, positions=positions
-        )
+        try:
+            score = self._engine.score(
+                t.tokens, positions[0], buffer="active", temperature=temperature, positions=positions
+            )
+        except (ValueError, ConnectionError) as error:  # as in `_score`
+            _LOG.warning("decode of %s was not compared with prefill: %s", t.trajectory, error)
+            return
         said = Probed(
             update=version.number + 1,
             version=version,
@@ -128,7 +132,10 @@ class Probes:
                 positions=probe.positions,
             )
             wide = () if self._wide else self._wide_kv(probe)
-        except ValueError as error:  # a probe that cannot be scored measures nothing, and stops nothing
+        except (
+            ValueError,
+            ConnectionError,
+        ) as error:  # what has no score measures nothing, and stops nothing
             _LOG.warning("probe of %s: %s", probe.trajectory, error)
             self._say(probe, missed=str(error))
             return

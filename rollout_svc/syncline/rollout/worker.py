@@ -14,6 +14,7 @@ from syncline.environments.environment import load
 from syncline.reference.model import TextCodec, model_folder
 from syncline.rollout.engine import CommitPolicy, RolloutEngine
 from syncline.rollout.engines.reference import ReferenceEngine
+from syncline.rollout.engines.sglang.local import local_engine
 from syncline.rollout.intake import Held, Intake
 from syncline.rollout.orders import Orders
 from syncline.rollout.probes import Probes
@@ -179,6 +180,16 @@ def make_engine(spec: JobSpec, context: ServiceContext, job: str, key: bytes) ->
                 key,
                 spec.rollout.max_running,
                 contract=spec.contract(),
+            )
+        case "sglang":
+            return local_engine(
+                spec,
+                context.settings.models,
+                context.settings.sglang,
+                context.settings.own_dir(job, context.name),
+                job,
+                key,
+                policy_of(spec),
             )
 
 

@@ -135,7 +135,7 @@ class ScheduleSpec(_Part):
 
 
 class RolloutSpec(_Part):
-    engine: Literal["reference"] = "reference"
+    engine: Literal["reference", "sglang"] = "reference"
     workers: int = Field(2, ge=1, le=1024)
     max_running: int = Field(64, ge=1, le=4096, description="requests decoded together on one worker")
     record_experts: bool = Field(True, description="record expert ids of MoE models")

@@ -151,7 +151,8 @@ def _precision(spec: JobSpec) -> Iterator[Problem]:
     if found:
         return
     yield from _limits(spec, contract)
-    for problem in support.problems(support.decide(contract, spec.device.hardware), spec.precision.emulation):
+    decision = support.decide(contract, spec.device.hardware, rollout=spec.rollout.engine)
+    for problem in support.problems(decision, spec.precision.emulation):
         yield _problem(contract_key(spec, problem.path), problem.message, problem.hint)
 
 
@@ -193,6 +194,25 @@ def _limits(spec: JobSpec, contract: PrecisionContract) -> Iterator[Problem]:
         yield _problem("schedule.in_flight", message, f"set it to {contract.in_flight!r}")
 
 
+def _sglang(spec: JobSpec) -> Iterator[Problem]:
+    """What an SGLang server, with one buffer of weights, cannot do."""
+    if spec.rollout.engine != "sglang":
+        return
+    schedule, sampling = spec.schedule, spec.sampling
+    if schedule.in_flight == "continue_old":
+        message = "'continue_old' needs two versions in one engine, and SGLang holds one"
+        yield _problem("schedule.in_flight", message, "use 'drain' or 'in_place'")
+    if schedule.kv == "carried":
+        message = "'carried': a server frozen with its contexts cannot score the canaries of a version"
+        yield _problem("schedule.kv", message, "use 'recomputed'")
+    if sampling.length == "stop" and sampling.min_tokens > 0:
+        message = "SGLang masks stop tokens before it takes log-probs, which are then of another distribution"
+        yield _problem("sampling.min_tokens", message, "set it to 0")
+    if sampling.top_k == 1 and sampling.temperature != 1.0:
+        message = "1 with a temperature: SGLang reports log-probs of greedy tokens without it"
+        yield _problem("sampling.top_k", message, "set sampling.temperature = 1")
+
+
 RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _batch,
     _sampling,
@@ -201,5 +221,6 @@ RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _reward,
     _transfer,
     _precision,
+    _sglang,
     _rest,
 )

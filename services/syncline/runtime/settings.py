@@ -24,6 +24,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     otlp: str | None = None
     host: str = "127.0.0.1"  # where the gateway listens, and sync where the transport needs that
     cache: Path | None = None  # where workers keep stores of their own; None: below the job's folder
+    sglang: Path = Path(".venv-sglang/bin/python").absolute()  # interpreter of SGLang's own environment
     token: str | None = None  # bearer token of the gateway; not handed on by `environ()`
 
     @classmethod
@@ -46,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             otlp=_http_url(given.get("OTEL_EXPORTER_OTLP_ENDPOINT")),
             host=given.get("SYNCLINE_HOST", "127.0.0.1"),
             cache=Path(given["SYNCLINE_CACHE"]).absolute() if "SYNCLINE_CACHE" in given else None,
+            sglang=Path(given.get("SYNCLINE_SGLANG", ".venv-sglang/bin/python")).absolute(),
             token=given.get("SYNCLINE_TOKEN"),
         )
 
@@ -59,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "SYNCLINE_WORKER": self.worker,
             "SYNCLINE_PORT": None if self.port is None else str(self.port),
             "SYNCLINE_HOST": self.host,
+            "SYNCLINE_SGLANG": str(self.sglang),
             "SYNCLINE_CACHE": None if self.cache is None else str(self.cache),
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp,
         }

@@ -60,7 +60,9 @@ def encoded(tensors: Mapping[str, Tensor]) -> str:
     flat, rows, at = [], [], 0
     for name, tensor in tensors.items():
         raw = tensor.contiguous().reshape(-1).view(torch.uint8)
-        rows.append(FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + raw.numel(), raw.numel()))
+        rows.append(
+            FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, at, at + raw.numel(), raw.numel())
+        )
         flat.append(raw)
         at += raw.numel()
     out = io.BytesIO()

@@ -59,7 +59,9 @@ def write_config(folder: Path, model: Path, quantization: Mapping[str, Any] | No
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], entries: Iterable[TensorEntry]) -> None:
     """Write `tensors` and read the file back. Raises `StageFailed` naming a tensor that is not as in `entries`."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"}
+    )
     check_file(file, {entry.name: entry for entry in entries})
 
 
@@ -69,7 +71,9 @@ def check_file(file: Path, entries: Mapping[str, TensorEntry]) -> None:
         with safe_open(file, framework="pt") as held:
             names = set(held.keys())
             for name in sorted(names ^ entries.keys()):
-                raise StageFailed(f"tensor {name} is {'not due' if name in names else 'missing'} in {file.name}")
+                raise StageFailed(
+                    f"tensor {name} is {'not due' if name in names else 'missing'} in {file.name}"
+                )
             for name, entry in entries.items():
                 tensor = held.get_tensor(name)
                 if (tuple(tensor.shape), tensor.dtype) != (tuple(entry.shape), DTYPES[entry.dtype]):
@@ -87,4 +91,4 @@ def check_file(file: Path, entries: Mapping[str, TensorEntry]) -> None:
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """All tensors of a checked file."""
     with safe_open(file, framework="pt") as held:
-        return {name: held.get_tensor(name) for name in held.keys()}
+        return {name: held.get_tensor(name) for name in sorted(held.keys())}

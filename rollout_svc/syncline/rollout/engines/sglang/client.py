@@ -1,7 +1,7 @@
 """The server's HTTP interface, as far as the engine needs it. Facts are of SGLang 0.5.23, observed.
 
-Dangers that callers must keep away from it: a token id outside the vocabulary and a truncated checkpoint end the server's
-process, and a tensor with an unknown name is skipped with success.
+Dangers that callers must keep away from it: a token id outside the vocabulary and a truncated checkpoint end the
+server's process, and a tensor with an unknown name is skipped with success.
 """
 
 from __future__ import annotations

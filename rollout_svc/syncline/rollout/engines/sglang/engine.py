@@ -1,8 +1,8 @@
 """The SGLang engine: one server, one buffer.
 
-The server holds one set of base weights, so `stage` takes it out of rotation: nothing begins, what runs ends (drain) or is
-ended with what it has (in_place), the version is loaded, read back and scored, and `commit` opens again; requests that were
-ended go on behind their own tokens under the new version. A stage that fails or is given up loads the old version again.
+The server holds one set of base weights, so `stage` takes it out of rotation: nothing begins, what runs ends (drain) or
+is ended with what it has (in_place), the version is loaded, read back and scored, and `commit` opens again; requests that
+were ended go on behind their own tokens under the new version. A stage that fails or is given up loads the old one again.
 Adapters are held beside one another: a version that changes the adapter alone is staged while the old one serves.
 
 What the server attests about each token is what chunks are stamped with; a label that was never loaded is `Untrue`.
@@ -199,9 +199,9 @@ class SGLangEngine:
     def _standing(self, version: VersionId, digest: str) -> Prepared | None:
         """The version, if it serves or is staged and the server holds it."""
         for prepared in (self._staged, self._active):
-            if prepared and (prepared.version, prepared.digest) == (version, digest):
-                if self._held is not None and self._held.base == prepared.base:
-                    return prepared
+            known = prepared is not None and (prepared.version, prepared.digest) == (version, digest)
+            if known and self._held is not None and prepared is not None and self._held.base == prepared.base:
+                return prepared
         return None
 
     def _take(self, prepared: Prepared) -> None:
@@ -266,7 +266,9 @@ class SGLangEngine:
                 raise ValueError("there is no staged version to commit")
             if policy.kind not in POLICIES or policy.kv == "carried":
                 kept = " with carried context" if policy.kv == "carried" else ""
-                raise ValueError(f"{policy.kind}{kept}: SGLang offers {', '.join(POLICIES)}, context recomputed")
+                raise ValueError(
+                    f"{policy.kind}{kept}: SGLang offers {', '.join(POLICIES)}, context recomputed"
+                )
             running = self._flights.running
             if running and policy.kind != self.in_flight.kind:
                 raise ValueError(f"{policy.kind}: this engine was made for {self.in_flight.kind}")
@@ -300,7 +302,9 @@ class SGLangEngine:
 
     def _tidy(self) -> None:
         """Unload adapters that no version here has any more. Their requests have ended."""
-        current = [p.adapter[0] for p in (self._active, self._staged) if p is not None and p.adapter is not None]
+        current = [
+            p.adapter[0] for p in (self._active, self._staged) if p is not None and p.adapter is not None
+        ]
         if not current or not self.process.alive:
             return
         for name in self._flights.used - {*current, *self._flights.adapters()}:

@@ -92,7 +92,9 @@ class Flight:
         meta, tokens = reply["meta_info"], reply["output_ids"]
         rows = meta.get("output_token_logprobs", [])
         if [row[1] for row in rows] != tokens:
-            raise Untrue(f"trajectory {self.request.trajectory}: log-probs are of other tokens than the output")
+            raise Untrue(
+                f"trajectory {self.request.trajectory}: log-probs are of other tokens than the output"
+            )
         finish = finish_of(meta)
         start, now = len(self.tokens), time.time()
         if routing is not None and self.request.experts:
@@ -157,7 +159,7 @@ def longest(sampling: Sampling, seed: tuple[int, ...]) -> int:
 def refused(sampling: Sampling) -> str:
     """Why the server cannot sample so under the recorded convention; empty: it can."""
     if sampling.length == "stop" and sampling.min_tokens > 0:
-        return "min_tokens: SGLang masks stop tokens before it takes log-probs, which would then be of another distribution"
+        return "min_tokens: SGLang masks stop tokens before it takes log-probs: they would be of another distribution"
     if (sampling.top_k == 1 or sampling.top_p < 1e-6) and not math.isclose(sampling.temperature, 1.0):
         return "top_k 1 with a temperature: SGLang reports a greedy batch's log-probs without it"
     return ""

@@ -1,11 +1,11 @@
 """The checksums that a server must read back with: its own fused parameters, made here from the manifest's tensors.
 
-The server hashes each parameter as it holds it (`/weights_checker`): q, k and v in one matrix, experts stacked, a vocabulary
-padded with zeros. A tensor that it skipped, cut wrongly or put elsewhere leaves a parameter with other bytes. What lies
+The server hashes each parameter as it holds it (`/weights_checker`): q, k and v in one matrix, experts stacked, a
+vocabulary padded with zeros. A tensor that it skipped, cut wrongly or put elsewhere leaves a parameter with other bytes. What lies
 where is `contract/sharding`; a block-quantised FP8 weight is hashed as the BF16 values that it stands for.
 
-Source: SGLang 0.5.23, `utils/weight_checker.py`; sha256 of the raw bytes, first 8 bytes, is its hash of a CPU tensor. On CUDA
-it hashes with a kernel of its own, which this module does not reproduce: there `comparable` is False.
+Source: SGLang 0.5.23, `utils/weight_checker.py`; sha256 of the raw bytes, first 8 bytes, is its hash of a CPU tensor. On
+CUDA it hashes with a kernel of its own, which this module does not reproduce: no stage would pass there.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ class FusedModel:
 
     def _made(self, shard: Shard, read: Callable[[str], Tensor]) -> Tensor:
         first = read(shard.like)
-        dtype = self._wide if first.dtype in (torch.bfloat16, torch.float32) and not _scales(shard) else first.dtype
+        dtype = (
+            self._wide
+            if first.dtype in (torch.bfloat16, torch.float32) and not _scales(shard)
+            else first.dtype
+        )
         out = torch.zeros(shard.shape, dtype=dtype)
         for piece in shard.pieces:
             if not piece.source:

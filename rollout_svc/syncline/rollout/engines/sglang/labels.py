@@ -1,7 +1,7 @@
 """What the server says of versions and routes, decoded: version labels, spans per output token, expert ids.
 
-A label is `<epoch>.<number>@<first 12 hex digits of the manifest's digest>`. It is given to the server with the weights,
-and comes back with every token that they sampled.
+A label is `<epoch>.<number>@<first 12 hex digits of the manifest's digest>`. It is given to the server with the
+weights, and comes back with every token that they sampled.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def attested(meta: Mapping[str, Any], tokens: int) -> tuple[Attested, ...]:
 def decode_experts(text: str, rows: int, layers: int, routing: int, topk: int, experts: int) -> np.ndarray:
     """Expert ids [rows, routing layers, topk] from base64 of int32 [rows, all layers, topk], as uint8 or uint16.
 
-    The first layers may be dense; the last `routing` route. Raises `Untrue` for another size or an id outside the model.
+    The first layers may be dense; the last `routing` route. Raises `Untrue` for another size or an unknown id.
     """
     try:
         raw = base64.b64decode(text, validate=True)

@@ -1,11 +1,12 @@
 """The launch plan of a server, and the life of one server process.
 
-The process runs `cpu/serve.py` with the interpreter of SGLang's own environment: it ends with this process, because that
-file watches its standard input, whose other end is held here.
+The process runs `cpu/serve.py` with the interpreter of SGLang's own environment: it ends with this process, because
+that file watches its standard input, whose other end is held here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -179,10 +180,8 @@ class ServerProcess:
             self._server = None
         if process is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):  # all of it is gone already
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of it is gone already
         process.wait()
         if process.stdin is not None:
             process.stdin.close()

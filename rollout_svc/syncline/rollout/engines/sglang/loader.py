@@ -64,9 +64,7 @@ class Loader:
     ) -> None:
         self._expected, self._plan, self._scratch, self._update = expected, plan, scratch, update
         ties = {absent for absent, _ in expected.state.ties}
-        shapes = {
-            name: window.shape for name, window in expected.state.windows.items() if name not in ties
-        }
+        shapes = {name: window.shape for name, window in expected.state.windows.items() if name not in ties}
         wide = {"float32": torch.float32, "bfloat16": torch.bfloat16}[plan.wide]
         self._fused = FusedModel(config, shapes, expected.plan, wide)
 
@@ -164,5 +162,3 @@ class Loader:
         for folder in self._scratch.iterdir() if self._scratch.is_dir() else ():
             if folder.is_dir() and folder not in kept:
                 shutil.rmtree(folder)
-
-

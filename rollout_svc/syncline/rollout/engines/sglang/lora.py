@@ -1,7 +1,7 @@
 """Adapters on the server: a folder per version, under a name that is never used twice.
 
-The server loads an adapter that a request names and it has forgotten from the folder of old: a name that came back would
-bring old weights. So a name holds version and digest, and says by itself what sampled a token.
+The server loads an adapter that a request names and it has forgotten from the folder of old: a name that came back
+would bring old weights. So a name holds version and digest, and says by itself what sampled a token.
 """
 
 from __future__ import annotations

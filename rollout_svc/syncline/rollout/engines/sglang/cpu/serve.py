@@ -2,11 +2,11 @@
 
 On a machine with CUDA no shim is applied. Without CUDA, SGLang 0.5.23 from PyPI starts only with these:
 
-    torchvision     its CUDA operators cannot be loaded beside a CPU torch: the two schemas that its fakes name are declared
+    torchvision     its CUDA operators cannot be loaded beside a CPU torch: two schemas are declared instead
     sgl_kernel      there is no CPU build: names resolve, and each raises `NotImplementedError` when it is called
     pinned memory   asked for by the LoRA backend and the cache of routed experts: plain memory instead
-    fp8 and mxfp8   the CPU path asserts AMX: weights are dequantised in each call, activations stay wide. An emulation; it
-                    shows that loaders and bytes are right and says nothing about speed or about activation rounding
+    fp8 and mxfp8   the CPU path asserts AMX: weights are dequantised in each call, activations stay wide. An emulation:
+                    it shows that loaders and bytes are right, and nothing about speed or activation rounding
 
 SGLang spawns its processes, which import this file anew: what is done at import reaches all of them.
 """
