@@ -40,9 +40,9 @@ def test_every_token_was_sampled_by_the_version_that_its_span_names(redis_url: s
     assert both.histories == HISTORIES
     # they were no walk in the park
     assert both.tokens > 20 * HISTORIES, both
-    assert both.carried > HISTORIES // 2, both
+    assert both.carried > HISTORIES // 10, both
     assert both.kills > HISTORIES, both
-    assert both.refusals > HISTORIES // 2, both
+    assert both.refusals > HISTORIES, both
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
