@@ -15,6 +15,8 @@ from pydantic import BaseModel, Field, JsonValue, model_validator
 from syncline.contract.precision import Hardware, PrecisionContract, Variant, with_variant
 from syncline.contract.recipes import RECIPES, read
 from syncline.contract.spec_part import Part as _Part
+from syncline.contract.task_spec import RewardSpec as RewardSpec
+from syncline.contract.task_spec import TaskSpec as TaskSpec
 from syncline.contract.turns import TurnsSpec
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -27,25 +29,6 @@ class ModelSpec(_Part):
     weights: Literal["random", "pretrained"] = Field(
         "random", description="random: initialised from seeds.model; pretrained: the folder's safetensors"
     )
-
-
-class TaskSpec(_Part):
-    environment: Literal["calculator", "characters", "reasoning_gym", "jsonl"] = "characters"
-    options: dict[str, str | int | float | bool | list[str | int | float]] = Field(
-        default_factory=dict,
-        description="what the environment itself takes; it refuses what it does not know",
-    )
-
-
-class RewardSpec(_Part):
-    source: Literal["environment", "python", "http"] = "environment"
-    function: str | None = Field(
-        None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function"
-    )
-    url: str | None = Field(None, pattern=r"^https?://\S+$")
-    timeout: float = Field(5.0, gt=0, le=3600, description="seconds for one trajectory")
-    memory_mb: int = Field(512, ge=64, le=65536)
-    retries: int = Field(2, ge=0, le=20)
 
 
 class SamplingSpec(_Part):

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Protocol
 
 from syncline.contract.job import Problem, RewardSpec, TaskSpec
-from syncline.environments import calculator, characters, jsonl, options, reasoning_gym
+from syncline.environments import (
+    calculator,
+    characters,
+    composite,
+    jsonl,
+    options,
+    python,
+    reasoning_gym,
+    verifiers,
+)
 from syncline.environments.turns import Message, Prompt, Step, Turn
 
 __all__ = ["Environment", "Message", "Prompt", "Step", "Turn", "load", "reaches_network", "validate"]
@@ -90,6 +99,13 @@ def load(task: TaskSpec, seed: int, data: Path | None = None) -> Environment:
             return calculator.Calculator(options.read(calculator.Options, task.options), seed)
         case "characters":
             return characters.Characters(options.read(characters.Options, task.options), seed)
+        case "composite":
+            return composite.Composite(task.options, seed)
+        case "python":
+            made: Environment = python.made(task.options, seed)
+            return made
+        case "verifiers":
+            return verifiers.Verifiers(task.options)
         case "reasoning_gym":
             return reasoning_gym.ReasoningGym(task.options, seed)
         case "jsonl":
@@ -98,13 +114,21 @@ def load(task: TaskSpec, seed: int, data: Path | None = None) -> Environment:
 
 def reaches_network(task: TaskSpec) -> bool:
     """Whether the environment itself asks a server. If not, its processes leave the network before they load it."""
-    return False
+    return task.environment in ("python", "verifiers")
 
 
 def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:
     """What is wrong with a task and its reward, without loading either. Pure and quick; empty: nothing."""
     found = _check(task)
-    if reward.source == "environment" and reward.memory_mb < 128 and task.environment == "reasoning_gym":
+    if (
+        reward.source == "environment"
+        and reward.memory_mb < 128
+        and task.environment
+        in (
+            "composite",
+            "reasoning_gym",
+        )
+    ):
         found.append(
             Problem(
                 path="reward.memory_mb",
@@ -121,6 +145,12 @@ def _check(task: TaskSpec) -> list[Problem]:
             return options.check(calculator.Options, task.options, calculator.problems)
         case "characters":
             return options.check(characters.Options, task.options, characters.problems)
+        case "composite":
+            return composite.check(task.options)
+        case "python":
+            return python.check(task.options)
+        case "verifiers":
+            return verifiers.check(task.options)
         case "reasoning_gym":
             return reasoning_gym.check(task.options)
         case "jsonl":

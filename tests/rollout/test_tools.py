@@ -1,0 +1,80 @@
+"""Steps of an environment in real processes: answered, killed at their deadline, lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from waiting import wait_until
+
+from syncline.contract.job import JobSpec
+from syncline.contract.turns import Turn
+from syncline.rollout.tools import Answer, BrokenEnvironment, Tools
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parent}")
+
+
+def tools_of(environment: str, **options: object) -> Tools:
+    spec = {
+        "name": "t",
+        "model": {"name": "tiny-dense"},
+        "task": {"environment": environment, "options": options},
+        "turns": {"tool_timeout": 1.0, "tool_memory_mb": 64},
+    }
+    return Tools(JobSpec.model_validate(spec))
+
+
+def answered(tools: Tools, count: int) -> list[Answer]:
+    found: list[Answer] = []
+    wait_until(lambda: found.extend(tools.answers()) or len(found) >= count, 60, f"{count} answers")
+    return found
+
+
+def test_steps_are_answered_in_order_by_one_process() -> None:
+    tools = tools_of("calculator")
+    for key, call in (("a", "!34"), ("b", "none"), ("c", "!11")):
+        tools.ask(key, 0, (Turn(text=call),))
+    tools.cancel("b")
+    found = answered(tools, 2)
+    assert [(one.key, one.outcome.kind) for one in found] == [("a", "value"), ("c", "value")]
+    assert found[0].outcome.value == {"done": False, "observed": [{"role": "tool", "content": "7="}]}
+    tools.close()
+
+
+def test_a_tool_that_hangs_or_hoards_ends_with_its_step_and_the_next_is_taken() -> None:
+    tools = tools_of("python", function="bad_tools:made")
+    for text in ("hang", "hoard", "raise", "fine"):
+        tools.ask(text, 0, (Turn(text=text),))
+    kinds = {one.key: one.outcome.kind for one in answered(tools, 4)}
+    assert kinds == {"hang": "timeout", "hoard": "memory", "raise": "raised", "fine": "value"}
+    tools.close()
+
+
+def test_a_killed_process_loses_its_step_and_is_replaced() -> None:
+    tools = tools_of("calculator")
+    tools.ask("a", 0, (Turn(text="!12"),))
+    answered(tools, 1)
+    [child] = [p for p in psutil.Process().children() if "syncline.rollout.stepper" in p.cmdline()]
+    child.send_signal(signal.SIGSTOP)
+    tools.ask("b", 0, (Turn(text="!12"),))
+    assert tools.answers() == []
+    child.send_signal(signal.SIGKILL)
+    [lost] = answered(tools, 1)
+    assert (lost.key, lost.outcome.kind) == ("b", "lost")
+    tools.ask("b", 0, (Turn(text="!12"),))
+    assert answered(tools, 1)[0].outcome.kind == "value"
+    tools.close()
+
+
+def test_an_environment_that_cannot_be_made_says_why() -> None:
+    tools = tools_of("python", function="bad_tools:absent")
+    tools.ask("a", 0, (Turn(text="x"),))
+    with pytest.raises(BrokenEnvironment, match="no such function"):
+        answered(tools, 1)
+    tools.close()
