@@ -161,6 +161,16 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
         },
         "convert.route",
     ),
+    (
+        "the bridge ends in the engine, and sync is told to quantise",
+        {"families": [FP8], "convert": {"route": "bf16_bridge", "place": "sync"}},
+        "convert.place",
+    ),
+    (
+        "artefacts are not made in the engine",
+        {"families": [FP8], "convert": {"place": "rollout_worker"}},
+        "convert.place",
+    ),
     ("adapter of rank 0", {"adapter": {**LORA, "rank": 0}}, "adapter.rank"),
     ("adapter without alpha", {"adapter": {**LORA, "alpha": 0.0}}, "adapter.alpha"),
     ("adapter of nothing", {"adapter": {**LORA, "targets": []}}, "adapter.targets"),
