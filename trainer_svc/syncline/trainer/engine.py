@@ -180,3 +180,7 @@ def build_engine(spec: JobSpec, models: Path, scratch: Path) -> TrainerEngine:
             from syncline.trainer.engines.torch import TorchEngine
 
             return TorchEngine(spec, models, scratch)
+        case "megatron":
+            from syncline.trainer.engines.megatron.engine import MegatronEngine
+
+            return MegatronEngine(spec, models, scratch)

@@ -27,36 +27,19 @@ from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.adapter import attach
 from syncline.reference.model import LoadedModel, load_model, model_folder, round_to_bf16
 from syncline.reference.state import compute_in_bf16
-from syncline.trainer.corrections import Correction
 from syncline.trainer.engine import Description, EngineAsleep, NonFiniteWeights, Sample, StepResult
 from syncline.trainer.engines import state
-from syncline.trainer.engines.forward import Rows, fed, rows_of, sampled_logprobs
+from syncline.trainer.engines.forward import fed, rows_of, sampled_logprobs
 from syncline.trainer.engines.free_routes import free_routes
+from syncline.trainer.engines.loss_inputs import loss_inputs, loss_settings
 from syncline.trainer.engines.parts import Part, split, unreadable
 from syncline.trainer.engines.precision import Numerics, check_contract, elements
 from syncline.trainer.engines.replay import Routes, total
-from syncline.trainer.loss import LossInputs, LossSettings, Normaliser, Tally, policy_loss
+from syncline.trainer.loss import Normaliser, Tally, policy_loss
 from syncline.trainer.pack import micro_batches
 
 _LOGITS_BYTES = 256 << 20
 """Bound on the FP32 logits of one forward pass, so that a large vocabulary shrinks the micro-batch."""
-
-
-def loss_settings(spec: JobSpec) -> LossSettings:
-    """The spec's loss branch as the loss functions take it."""
-    loss = spec.loss
-    return LossSettings(
-        kind=loss.kind,
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        dual_clip=loss.dual_clip,
-        entropy=loss.entropy,
-        correction=Correction(
-            loss.correction.kind, loss.correction.level, loss.correction.low, loss.correction.high
-        ),
-        kl=loss.kl.coefficient,
-        kl_estimator=loss.kl.estimator,
-    )
 
 
 class TorchEngine:
@@ -240,8 +223,11 @@ class TorchEngine:
                 logprobs_N, entropy_N = sampled_logprobs(live.loaded.model, rows, self._loss.entropy > 0)
         except NotQuantizable as error:
             return unreadable(samples, str(error))
-        in_loss_N = torch.tensor(list(b"".join(s.loss_mask for s in samples)), device=self._device).bool()
-        inputs = self._inputs(rows, samples, logprobs_N, entropy_N, in_loss_N)
+        reference_N: Tensor | None = None
+        if self._loss.kl > 0:
+            with torch.no_grad(), self._as_reference() as model:
+                reference_N = sampled_logprobs(model, rows, False)[0]
+        in_loss_N, inputs = loss_inputs(rows.lengths_B, samples, logprobs_N, entropy_N, reference_N)
         parts = split(logprobs_N.detach(), rows.lengths_B)
         bad = [
             f"logprobs of {s.trajectory}"
@@ -262,26 +248,6 @@ class TorchEngine:
             weights_N[in_loss_N] = outcome.weights_N
         return Part(
             float(outcome.loss.detach()), outcome.tally, bad, parts, split(weights_N, rows.lengths_B), routes
-        )
-
-    def _inputs(
-        self, rows: Rows, samples: Sequence[Sample], logprobs_N: Tensor, entropy_N: Tensor, in_loss_N: Tensor
-    ) -> LossInputs:
-        """The loss tokens alone. One optimizer step per update: the proximal policy is the present one."""
-        behaviour_N = torch.tensor([p for s in samples for p in s.behaviour], device=self._device)
-        advantages_B = torch.tensor([s.advantage for s in samples], device=self._device)
-        reference_N: Tensor | None = None
-        if self._loss.kl > 0:
-            with torch.no_grad(), self._as_reference() as model:
-                reference_N = sampled_logprobs(model, rows, False)[0][in_loss_N]
-        return LossInputs(
-            logprobs_N=logprobs_N[in_loss_N],
-            proximal_N=logprobs_N.detach()[in_loss_N],
-            behaviour_N=behaviour_N[in_loss_N],
-            advantages_N=advantages_B.repeat_interleave(rows.lengths_B)[in_loss_N],
-            lengths_B=torch.tensor([sum(s.loss_mask) for s in samples], device=self._device),
-            reference_N=reference_N,
-            entropy_N=entropy_N[in_loss_N],
         )
 
     # ---- files ------------------------------------------------------------------------------------------

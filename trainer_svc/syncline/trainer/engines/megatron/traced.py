@@ -1,0 +1,56 @@
+"""What a step really used: dtypes and bytes as the ranks told them of the tensors that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from syncline.contract.job import JobSpec
+from syncline.contract.precision_trace import Component, ComponentTrace, Held, Use
+from syncline.trainer.engines.megatron.wire import Answer, ModelFacts
+
+_OPERANDS: dict[Component, str] = {
+    "fprop": "X original, W original",
+    "dgrad": "G_Y original, W original",
+    "wgrad": "G_Y original, X original",
+}
+
+
+def gemms(model: ModelFacts, answers: Sequence[Answer]) -> tuple[ComponentTrace, ...]:
+    """FProp, DGrad and WGrad: Megatron's wide GEMMs on the model's parameters."""
+    out = []
+    for component, operands in _OPERANDS.items():
+        use = Use(
+            family="",
+            tensors=len(model.shapes),
+            encoded="X as it came" if component == "wgrad" else model.values,
+            operands=operands,
+            kernel=f"wide {model.dtype}",
+            persistent=model.values,
+            communicated=model.dtype if component == "fprop" else "",
+        )
+        kinds: dict[str, tuple[Held, ...]] = {"fprop": ("wide",), "wgrad": ("gradients",)}
+        held = {kind: _summed(answers, kind) for kind in kinds.get(component, ())}
+        out.append(ComponentTrace(component=component, uses=(use,), bytes=held))
+    return tuple(out)
+
+
+def optimizer(model: ModelFacts, answers: Sequence[Answer], stepped: bool, spec: JobSpec) -> ComponentTrace:
+    """The optimizer after it has stepped, or been skipped."""
+    names = {"adamw": "AdamW", "sgd": "SGD"}
+    use = Use(
+        family="",
+        tensors=len(model.trained),
+        encoded=f"master fp32, moments {'fp32' if _summed(answers, 'moments') else 'none'}",
+        operands="gradient, master, moments",
+        kernel=f"{names[spec.optimizer.name]}, each master on one rank"
+        if stepped
+        else "none: the step was skipped",
+        persistent="fp32",
+        communicated=model.dtype,
+    )
+    held: dict[Held, int] = {kind: _summed(answers, kind) for kind in ("master", "moments")}
+    return ComponentTrace(component="optimizer", uses=(use,), bytes={k: n for k, n in held.items() if n})
+
+
+def _summed(answers: Sequence[Answer], kind: Held) -> int:
+    return sum(answer.held.get(kind, 0) for answer in answers)
