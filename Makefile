@@ -7,6 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SGLANG ?= .venv-sglang
 SPEC ?= examples/quickstart.toml
 TORCH ?= torch==2.13.0
 # where pip may also look for torch, for a CPU build that is ten times smaller: make run TORCH_FROM="--index-url ..."
@@ -21,7 +22,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # most of what is installed is never imported
 export PIP_NO_COMPILE := 1
 
-.PHONY: run test types lint bench chaos clean
+.PHONY: run test types lint bench chaos clean sglang-venv test-sglang
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -29,7 +30,14 @@ run: $(VENV)/.installed
 
 ## everything that must hold before a change goes in
 test: $(VENV)/.installed-dev lint types
-	$(BIN)/python -m pytest -q -m "not long" --durations=15
+	$(BIN)/python -m pytest -q -m "not long and not sglang" --durations=15
+
+## SGLang's own environment: 2.8 GB, apart from ours, since it pins other releases
+sglang-venv: $(SGLANG)/.installed
+
+## what needs a real SGLang server
+test-sglang: $(VENV)/.installed-dev $(SGLANG)/.installed
+	SYNCLINE_SGLANG=$(SGLANG)/bin/python $(BIN)/python -m pytest -q tests/sglang --durations=15
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy services rollout_svc trainer_svc sync_svc scheduler lab
@@ -73,4 +81,12 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "set-up of the tests"
 	@$(BIN)/python -m pip install -q -e ".[dev]"
+	@touch $@
+
+SGLANG_NEEDS := rollout_svc/syncline/rollout/engines/sglang/requirements.txt
+$(SGLANG)/.installed: $(SGLANG_NEEDS)
+	@echo "set-up of SGLang in $(SGLANG)"
+	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip install -q "$(TORCH)" $(TORCH_FROM)
+	@$(SGLANG)/bin/python -m pip install -q --no-deps -r $(SGLANG_NEEDS)
 	@touch $@

@@ -55,6 +55,11 @@ def buckets(tensors: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Ten
         yield held
 
 
+def named(tensors: Mapping[str, Tensor]) -> str:
+    """Base64 of wide tensors by name, as `/load_lora_adapter_from_tensors` takes them."""
+    return base64.b64encode(pickle.dumps(dict(tensors), protocol=4)).decode()
+
+
 def encoded(tensors: Mapping[str, Tensor]) -> str:
     """Base64 of one bucket. Any dtype: the flat tensor is bytes."""
     flat, rows, at = [], [], 0

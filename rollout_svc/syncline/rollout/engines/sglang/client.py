@@ -114,8 +114,10 @@ class Server:
         return dict(ranks[0]["checksums"])
 
     # ---- adapters
-    def load_adapter(self, name: str, path: str) -> None:
-        self._call("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": path})
+    def load_adapter(self, name: str, config: Mapping[str, Any], tensors: str) -> None:
+        """Load an adapter's tensors (`buckets.named`). From a folder a server that began with noise loads none."""
+        body = {"lora_name": name, "config_dict": dict(config), "serialized_named_tensors": [tensors]}
+        self._call("POST", "/load_lora_adapter_from_tensors", body)
 
     def unload_adapter(self, name: str) -> None:
         """Waits for the adapter's requests."""

@@ -129,7 +129,8 @@ class Loader:
             return
         name, folder = prepared.adapter
         if name not in server.adapters():
-            server.load_adapter(name, str(folder))
+            tensors = checkpoint.read_tensors(folder / "adapter_model.safetensors")
+            server.load_adapter(name, self._plan.adapter or {}, buckets.named(tensors))
         if name not in server.adapters():
             raise StageFailed(f"adapter {name} was loaded, and the server does not list it")
 

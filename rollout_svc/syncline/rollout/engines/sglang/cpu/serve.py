@@ -106,6 +106,9 @@ def _dequantise_fp8(torch: Any) -> None:
         made = moe_forward_native(seen, x, dispatched.topk_output, self.moe_runner_config)
         return StandardCombineInput(hidden_states=made)
 
+    # activations stay wide here, so they may be FP32
+    wide = [torch.bfloat16, torch.float16, torch.float32]
+    fp8.Fp8Config.get_supported_act_dtypes = lambda *args: wide
     fp8.Fp8LinearMethod.process_weights_after_loading = lambda self, layer: None
     fp8.Fp8LinearMethod.apply = linear
     fp8.Fp8MoEMethod.process_weights_after_loading = lambda self, layer: None
