@@ -1,7 +1,7 @@
 """INT4, MXFP4 and NVFP4 checkpoints as compressed-tensors reads them: the values that our own loader reads.
 
-These formats are `not run on SGLang` here, whose kernels for them need a GPU. Its loader takes the same tensors under the
-same names, and compressed-tensors is the library that defines what they mean.
+These formats are `not run on SGLang` here, whose kernels for them need a GPU. Its loader takes the same tensors under
+the same names, and compressed-tensors is the library that defines what they mean.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def theirs(found: dict[str, torch.Tensor], form: str, shape: tuple[int, int]) ->
     if form == "int4":
         from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 
-        codes = unpack_from_int32(found["_packed"], 4, torch.Size(found["_shape"].tolist()))
+        codes: torch.Tensor = unpack_from_int32(found["_packed"], 4, torch.Size(found["_shape"].tolist()))
         return codes.float() * found["_scale"].repeat_interleave(32, 1)
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 
     packed = found["_packed" if form == "mxfp4" else ""]
-    codes = unpack_fp4_from_uint8(packed, *shape, dtype=torch.float32)
+    values: torch.Tensor = unpack_fp4_from_uint8(packed, *shape, dtype=torch.float32)
     if form == "mxfp4":
-        return codes * torch.exp2(found["_scale"].float() - 127).repeat_interleave(32, 1)
+        return values * torch.exp2(found["_scale"].float() - 127).repeat_interleave(32, 1)
     scale = found["_scale"].float() * found["_scale_2"]
-    return codes * scale.repeat_interleave(16, 1)
+    return values * scale.repeat_interleave(16, 1)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def bf16(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 def outer_scales(plan: PrecisionPlan, full: dict[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tensor]:
     """What ranks would agree on by exchanging their largest magnitudes."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for group in outer_groups(plan.low_bit()):
         largest = [float(bf16(full[entry.name]).float().abs().max()) for entry in group]
         found |= {entry.name: outer_of(largest, entry) for entry in group}
