@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -71,10 +72,21 @@ def finish(played: Played) -> list[Closed]:
     raise AssertionError("sessions do not end")
 
 
+@dataclass
+class Plan:
+    """What happens in one history."""
+
+    turns: TurnsSpec
+    answers: list[str]
+    slow: list[int]
+    events: list[str]
+    prompts: list[tuple[int, ...]]
+
+
 @st.composite
-def plans(draw: st.DrawFn) -> dict[str, object]:
-    return {
-        "turns": TurnsSpec(
+def plans(draw: st.DrawFn) -> Plan:
+    return Plan(
+        turns=TurnsSpec(
             most=draw(st.integers(1, 4)),
             max_tokens=tuple(draw(st.lists(st.integers(1, 6), max_size=3))),
             context=draw(st.sampled_from([None, 12, 20, 40])),
@@ -83,9 +95,9 @@ def plans(draw: st.DrawFn) -> dict[str, object]:
             on_long=draw(st.sampled_from(["cut", "end"])),
             tool_retries=1,
         ),
-        "answers": draw(st.lists(st.sampled_from(["", "7=", "a longer answer", "done", "lost"]), min_size=1)),
-        "slow": draw(st.lists(st.integers(0, 3), min_size=1)),
-        "events": draw(
+        answers=draw(st.lists(st.sampled_from(["", "7=", "a longer answer", "done", "lost"]), min_size=1)),
+        slow=draw(st.lists(st.integers(0, 3), min_size=1)),
+        events=draw(
             st.lists(
                 st.sampled_from(
                     ["step", "step", "step", "drain", "continue_old", "in_place", "carry", "lose"]
@@ -94,36 +106,36 @@ def plans(draw: st.DrawFn) -> dict[str, object]:
                 max_size=24,
             )
         ),
-        "prompts": draw(
+        prompts=draw(
             st.lists(
                 st.lists(st.integers(4, 99), min_size=1, max_size=8).map(lambda p: (1, *p)),
                 min_size=1,
                 max_size=4,
             )
         ),
-    }
+    )
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(plan=plans())
-def test_random_histories_stay_consistent(plan: dict[str, object]) -> None:
+def test_random_histories_stay_consistent(plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as root:
         _one_history(plan, Path(root))
 
 
-def _one_history(plan: dict[str, object], root: Path) -> None:
-    answers, slow = itertools.cycle(plan["answers"]), itertools.cycle(plan["slow"])  # type: ignore[call-overload]
+def _one_history(plan: Plan, root: Path) -> None:
+    answers, slow = itertools.cycle(plan.answers), itertools.cycle(plan.slow)
 
     def script(key: str, turns: tuple[Turn, ...]) -> Outcome:
         answer = next(answers)
         return {"done": DONE, "lost": LOST}.get(answer) or says(answer)
 
-    played = Played(root, Scripted(script, slow=lambda: next(slow)), plan["turns"])  # type: ignore[arg-type]
+    played = Played(root, Scripted(script, slow=lambda: next(slow)), plan.turns)
     played.version()
     alive: list[tuple[str, int]] = []
-    for index, prompt in enumerate(plan["prompts"]):  # type: ignore[arg-type]
+    for index, prompt in enumerate(plan.prompts):
         alive.append((played.begin(index, prompt), index))
-    prompts: list[tuple[int, ...]] = list(plan["prompts"])  # type: ignore[call-overload]
+    prompts = plan.prompts
     ended: dict[str, Closed] = {}
     failed: dict[str, str] = {}
 
@@ -134,7 +146,7 @@ def _one_history(plan: dict[str, object], root: Path) -> None:
             ended[closed.trajectory] = closed
         failed.update(played.sessions.failed())
 
-    for event in plan["events"]:  # type: ignore[attr-defined]
+    for event in plan.events:
         if event == "step":
             played.step()
         elif event == "lose":

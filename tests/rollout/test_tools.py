@@ -32,7 +32,12 @@ def tools_of(environment: str, **options: object) -> Tools:
 
 def answered(tools: Tools, count: int) -> list[Answer]:
     found: list[Answer] = []
-    wait_until(lambda: found.extend(tools.answers()) or len(found) >= count, 60, f"{count} answers")
+
+    def enough() -> bool:
+        found.extend(tools.answers())
+        return len(found) >= count
+
+    wait_until(enough, 60, f"{count} answers")
     return found
 
 
