@@ -155,6 +155,13 @@ def test_log_probs_are_scaled_by_the_temperature_whatever_is_cut(engine: SGLangE
             assert found.experts == chunk.experts
 
 
+def test_the_last_id_of_the_vocabulary_is_scored_as_itself(engine: SGLangEngine, forge: Forge) -> None:
+    """SGLang 0.5.23 takes it for padding among input tokens and scores token 0 in its place."""
+    ids = [1, 99, 10, 99, 99, 0, 11]
+    found = engine.score(ids, 1, buffer="active").logprobs
+    assert gap(found, cold_logprobs(forge.cold(0), ids, 1)) < CLOSE
+
+
 # ---- in flight, as the server does it
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_a_paused_scheduler_attests_a_span_per_version(engine: SGLangEngine, forge: Forge, mode: str) -> None:

@@ -47,8 +47,11 @@ def score(
     }
     if serving.adapter is not None:
         body["lora_path"] = serving.adapter
+    last = model.vocab - 1
     if scaled:
         body["token_ids_logprob"] = list(range(model.vocab))
+    elif last in ids:
+        body["token_ids_logprob"] = [last]
     routing = model.routing if experts else None
     if routing is not None:
         body["return_routed_experts"] = True
@@ -56,12 +59,14 @@ def score(
     if meta["weight_version"] != serving.label:
         raise Untrue(f"scored under weight version {meta['weight_version']!r}, not {serving.label!r}")
     rows = meta["input_token_logprobs"]
-    if [row[1] for row in rows] != list(ids):
+    # the server takes the vocabulary's last id for padding, and scores token 0 in its place
+    if [row[1] for row in rows] != [0 if token == last else token for token in ids]:
         raise Untrue("scores are of other tokens than those that were sent")
+    asked = meta["input_token_ids_logprobs"] if "token_ids_logprob" in body else []
     if scaled:
-        logprobs = tuple(_scaled(meta["input_token_ids_logprobs"][i], ids[i], temperature) for i in positions)
+        logprobs = tuple(_scaled(asked[i], ids[i], temperature) for i in positions)
     else:
-        logprobs = tuple(float(rows[i][0]) for i in positions)
+        logprobs = tuple(float(asked[i][0][0] if ids[i] == last else rows[i][0]) for i in positions)
     found = None
     if routing is not None:
         layers, routed, topk, count = routing

@@ -98,12 +98,12 @@ def _dequantise_fp8(torch: Any) -> None:
         weight = _values(torch, layer.weight, layer.weight_scale_inv, block, x.dtype)
         return torch.nn.functional.linear(x, weight, bias)
 
-    def experts(self: Any, layer: Any, dispatched: Any) -> Any:
-        block, x = self.quant_config.weight_block_size, dispatched.hidden_states
+    def experts(self: Any, layer: Any, dispatch_output: Any) -> Any:
+        block, x = self.quant_config.weight_block_size, dispatch_output.hidden_states
         seen = types.SimpleNamespace(num_experts=layer.num_experts)
         seen.w13_weight = _values(torch, layer.w13_weight, layer.w13_weight_scale_inv, block, x.dtype)
         seen.w2_weight = _values(torch, layer.w2_weight, layer.w2_weight_scale_inv, block, x.dtype)
-        made = moe_forward_native(seen, x, dispatched.topk_output, self.moe_runner_config)
+        made = moe_forward_native(seen, x, dispatch_output.topk_output, self.moe_runner_config)
         return StandardCombineInput(hidden_states=made)
 
     # activations stay wide here, so they may be FP32
