@@ -22,7 +22,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # most of what is installed is never imported
 export PIP_NO_COMPILE := 1
 
-.PHONY: run test types lint bench chaos clean sglang-venv test-sglang
+.PHONY: run test test-megatron types lint bench chaos clean sglang-venv test-sglang
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -61,6 +61,11 @@ bench: $(VENV)/.installed
 ## kill each service in turn while a job runs
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/loop -k may_die
+
+## the Megatron engine against megatron-core itself, on CPU: several ranks as processes
+test-megatron: $(VENV)/.installed-dev
+	@$(BIN)/python -m pip install -q -e ".[megatron]"
+	$(BIN)/python -m pytest -q tests/megatron
 
 clean:
 	rm -rf $(VENV) runs

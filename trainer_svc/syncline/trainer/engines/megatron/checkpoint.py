@@ -8,7 +8,7 @@ distributed checkpoints hold pickles, which nothing here may read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -23,10 +23,8 @@ from syncline.contract.sharding.grid import Rank
 from syncline.contract.sharding.layout import Layout
 from syncline.contract.sharding.pieces import Shard, Sharding
 from syncline.runtime.durable import sync_file
+from syncline.trainer.engines.megatron.awake import Awake
 from syncline.trainer.engines.megatron.load import region
-
-if TYPE_CHECKING:
-    from syncline.trainer.engines.megatron.rank_model import Awake
 
 LAYOUT = "layout.json"
 

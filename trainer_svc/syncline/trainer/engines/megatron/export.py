@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -15,11 +14,9 @@ from syncline.contract.precision import PrecisionContract
 from syncline.contract.sharding.grid import Rank
 from syncline.runtime.durable import sync_file, sync_folder
 from syncline.runtime.export_files import write_rank
+from syncline.trainer.engines.megatron.awake import Awake
 from syncline.trainer.engines.megatron.load import gather
 from syncline.trainer.engines.megatron.wire import Answer
-
-if TYPE_CHECKING:
-    from syncline.trainer.engines.megatron.rank_model import Awake
 
 
 def write(awake: Awake, rank: Rank, folder: Path, contract: PrecisionContract, base: bool) -> Answer:

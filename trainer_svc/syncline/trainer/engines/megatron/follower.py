@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import msgspec
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed's, untyped there
 
 from syncline.contract.sharding.grid import Grid
 from syncline.trainer.engines.megatron.ranks import BEAT, Seat
@@ -26,7 +26,7 @@ _LONG = timedelta(days=30)
 def main(address: str, index: int, grid: Grid, deadline: float) -> int:
     """Follow until told to leave; the exit code."""
     host, _, port = address.rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=deadline))
+    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=deadline))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     threading.Thread(target=_beat, args=(host, int(port), index, deadline), daemon=True).start()
     try:
@@ -37,7 +37,7 @@ def main(address: str, index: int, grid: Grid, deadline: float) -> int:
     return 0
 
 
-def _follow(seat: Seat, store: dist.Store) -> None:
+def _follow(seat: Seat, store: Store) -> None:
     number = 0
     while True:
         store.wait([f"command/{number}"], _LONG)
@@ -57,7 +57,7 @@ def _end_with_parent() -> None:
 
 def _beat(host: str, port: int, index: int, deadline: float) -> None:
     """A sign of life, by a connection of its own: the other one waits for commands."""
-    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=deadline))
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=deadline))
     while True:
         store.set(f"beat/{index}", str(time.time()))
         time.sleep(BEAT)

@@ -88,7 +88,7 @@ class Masters:
             if flat := [g.float().flatten() for g in mine if g is not None]:
                 whole = torch.cat(flat)
                 dist.all_reduce(whole, group=group)
-                for gradient, part in zip(mine, whole.split([f.numel() for f in flat]), strict=True):
+                for gradient, part in zip(mine, torch.split(whole, [f.numel() for f in flat]), strict=True):
                     assert gradient is not None
                     gradient.copy_(part.view_as(gradient))
         bad = []
@@ -146,7 +146,7 @@ class Masters:
                 whole = torch.cat([self._model[n].detach().flatten() for n in mine])
                 dist.broadcast(whole, src=owner, group=group)
                 sizes = [self._model[n].numel() for n in mine]
-                for name, part in zip(mine, whole.split(sizes), strict=True):
+                for name, part in zip(mine, torch.split(whole, sizes), strict=True):
                     self._model[name].copy_(part.view_as(self._model[name]))
 
     def moments(self) -> list[Tensor]:

@@ -31,7 +31,11 @@ def check_contract(contract: PrecisionContract) -> None:
             "megatron-core would ignore FP4 flags without a word. trainer.engine 'torch' emulates the contract"
         )
     if contract.families:
-        raise ValueError(f"{where}: families on the megatron engine")
+        raise ValueError(
+            f"{where}: families: the megatron engine has no fake quantization; trainer.engine 'torch' has"
+        )
+    if contract.adapter is not None:
+        raise ValueError(f"{where}: adapter: the megatron engine trains no LoRA; trainer.engine 'torch' does")
     if trainer.adam_offload:
         raise ValueError(f"{where}: trainer.adam_offload: the engine keeps Adam where the model is")
 

@@ -21,6 +21,12 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import (  # torch.distributed's, untyped there
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from syncline.contract.job import JobSpec
 from syncline.contract.sharding.grid import Grid, Rank
@@ -50,7 +56,7 @@ class RankFailed(RuntimeError):
 class Seat:
     """One rank's place in the group: collectives, subgroups, engines by number. The same on every rank."""
 
-    def __init__(self, grid: Grid, index: int, store: dist.Store, deadline: float) -> None:
+    def __init__(self, grid: Grid, index: int, store: Store, deadline: float) -> None:
         self.grid, self.rank = grid, grid.rank(index)
         self.store = store
         timeout = timedelta(seconds=deadline)
@@ -61,7 +67,7 @@ class Seat:
             "nccl" if cuda else "gloo",
             rank=index,
             world_size=grid.size,
-            store=dist.PrefixStore("group", store),
+            store=PrefixStore("group", store),
             timeout=timeout,
         )
         parallel_state.initialize_model_parallel(
@@ -149,9 +155,9 @@ class Group:
         self._dropped: list[int] = []
         self._followers: dict[int, subprocess.Popen[bytes]] = {}
         if grid.size == 1:
-            self._store: dist.Store = dist.HashStore()
+            self._store: Store = HashStore()
         else:
-            self._store = dist.TCPStore(
+            self._store = TCPStore(
                 "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=deadline), wait_for_workers=False
             )
             self._start(self._store.port)
@@ -193,7 +199,7 @@ class Group:
     def _carried_out(self, told: Told) -> list[Answer]:
         data = msgspec.msgpack.encode(told)
         if self.grid.size > 1:
-            self._store.set(f"command/{self._commands}", b"1")
+            self._store.set(f"command/{self._commands}", "")
             self._commands += 1
         self._seat.share(data)
         mine = msgspec.msgpack.encode(self._seat.do(told))

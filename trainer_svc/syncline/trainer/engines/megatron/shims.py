@@ -35,7 +35,7 @@ def _current_device() -> None:
 
 def _synchronize() -> None:
     """Point-to-point sends (p2p_communication.py:398) and distributed checkpoints wait for the device."""
-    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda *_: None
 
 
 def _streams() -> None:
@@ -51,8 +51,8 @@ def _streams() -> None:
 
     one = Stream()
     torch.cuda.Stream = Stream  # type: ignore[assignment,misc]
-    torch.cuda.current_stream = lambda *_: one  # type: ignore[assignment,return-value]
-    torch.cuda.default_stream = lambda *_: one  # type: ignore[assignment,return-value]
+    torch.cuda.current_stream = lambda *_: one  # type: ignore[assignment]
+    torch.cuda.default_stream = lambda *_: one  # type: ignore[assignment]
 
 
 def _gemm() -> None:
@@ -86,12 +86,12 @@ def _device_names() -> None:
     import megatron.core.transformer.moe.moe_utils as moe_utils
 
     for module in (schedules, moe_utils):
-        module.torch = _Torch("torch")  # type: ignore[attr-defined]
+        module.torch = _Torch("torch")
 
 
 class _Torch(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        value = vars(torch)[name] if name in vars(torch) else torch.__getattr__(name)  # type: ignore[operator]
+        value = vars(torch)[name] if name in vars(torch) else torch.__getattr__(name)
         if name not in _FACTORIES:
             return value
 
@@ -106,7 +106,7 @@ class _Torch(ModuleType):
 
 def _tensor_cuda() -> None:
     """A tied embedding on the last stage moves to the GPU by name (language_module.py:244)."""
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 
 
 SHIMS: dict[str, Callable[[], None]] = {

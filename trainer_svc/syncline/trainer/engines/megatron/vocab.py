@@ -21,12 +21,13 @@ def sampled(
     logits_NV   float32, divided by the temperature already; columns from `real` on are padding and take no part
     first       vocabulary id of column 0
     """
-    return cast(tuple[Tensor, Tensor], _Sampled.apply(logits_NV, target_N, first, real, group))  # type: ignore[no-untyped-call]
+    out = _Sampled.apply(logits_NV, target_N, first, real, group)  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor], out)
 
 
 class _Sampled(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, logits_NV: Tensor, target_N: Tensor, first: int, real: int, group: dist.ProcessGroup | None
     ) -> tuple[Tensor, Tensor]:
         logits_NV = logits_NV.clone()
@@ -49,7 +50,7 @@ class _Sampled(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, of_logprob_N: Tensor, of_entropy_N: Tensor
-    ) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+    ) -> tuple[Tensor, None, None, None, None]:
         prob_NV, logits_NV, mean_N, mine_N, column_N = ctx.saved_tensors
         out_NV = -prob_NV * (of_logprob_N[:, None] + of_entropy_N[:, None] * (logits_NV - mean_N[:, None]))
         out_NV.scatter_add_(1, column_N[:, None], torch.where(mine_N, of_logprob_N, 0.0)[:, None])

@@ -1,0 +1,163 @@
+"""Several ranks: exports to the byte, one SGD step as the torch engine's, resume elsewhere, a dead rank named."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from conformance.trainer_engine import MODELS, distance, samples, spec_of, widest
+from safetensors.torch import load_file
+from torch import Tensor
+
+pytest.importorskip("megatron.core", reason="the extra `megatron` is not installed")
+
+from syncline.sync.export import Export
+from syncline.sync.source import source_of
+from syncline.trainer.engine import TrainerEngine
+from syncline.trainer.engines.megatron import ranks
+from syncline.trainer.engines.megatron.engine import MegatronEngine
+from syncline.trainer.engines.megatron.precision import check_contract
+from syncline.trainer.engines.megatron.ranks import RankLost
+from syncline.trainer.engines.megatron.topology import RefusedTopology
+from syncline.trainer.engines.torch import TorchEngine
+
+TOPOLOGIES: dict[str, dict[str, int]] = {
+    "tp2": {"tp": 2},
+    "ep2": {"dp": 2, "ep": 2},
+    "pp2": {"pp": 2},
+    "tp2ep2": {"tp": 2, "ep": 2},
+}
+FP32: dict[str, Any] = {"precision": {"recipe": "fp32"}}
+KINDS = {"BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def spec(parallel: dict[str, int], model: str = "tiny-moe", **parts: Any) -> Any:
+    return spec_of(model, trainer={"engine": "megatron", "parallel": {"deadline": 60.0, **parallel}}, **parts)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_followers_left() -> Iterator[None]:
+    yield
+    while ranks._current:
+        ranks._current.pop().close()
+
+
+def exported(engine: TrainerEngine, folder: Path) -> dict[str, Tensor]:
+    """Full tensors of an export, sharded ones gathered by sync."""
+    files = engine.export(folder)
+    if "shards.json" not in files:
+        return load_file(folder / "model.safetensors")
+    source = source_of(Export(folder, files), spec_of().contract())
+    out = {}
+    for name in source.facts():
+        raw = source.read(name)
+        flat = torch.from_numpy(np.array(raw.data)).view(KINDS[raw.dtype])
+        out[name] = flat.reshape(raw.shape)
+    return out
+
+
+def same_bytes(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_exports_losses_and_one_sgd_step_are_those_of_torch(topology: str, tmp_path: Path) -> None:
+    parallel = TOPOLOGIES[topology]
+    narrow, plain = MegatronEngine(spec(parallel), MODELS, tmp_path / "n"), spec_of("tiny-moe")
+    narrow.wake()
+    other = TorchEngine(plain, MODELS, tmp_path / "o")
+    other.wake()
+    assert same_bytes(exported(narrow, tmp_path / "n0"), exported(other, tmp_path / "o0"))
+    one = MegatronEngine(spec(parallel, **FP32), MODELS, tmp_path / "m")
+    two = TorchEngine(spec_of("tiny-moe", **FP32), MODELS, tmp_path / "t")
+    one.wake()
+    two.wake()
+    start = exported(two, tmp_path / "t0")
+    mine, theirs = one.step(samples(), 1), two.step(samples(), 1)
+    assert widest(mine.logprobs, theirs.logprobs) < 1e-5
+    assert mine.loss == pytest.approx(theirs.loss, abs=1e-5)
+    assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
+    left, right = exported(one, tmp_path / "m1"), exported(two, tmp_path / "t1")
+    assert distance(right, start) > 1e-3
+    assert distance(left, right) < 1e-6
+
+
+def test_a_checkpoint_goes_on_exactly_and_under_another_layout(tmp_path: Path) -> None:
+    adam: dict[str, Any] = {"optimizer": {"name": "adamw", "lr": 0.001}, **FP32}
+    first = MegatronEngine(spec({"tp": 2}, **adam), MODELS, tmp_path / "a")
+    first.wake()
+    first.step(samples(seed=1), 1)
+    (tmp_path / "saved").mkdir()
+    first.save(tmp_path / "saved")
+    held = exported(first, tmp_path / "a0")
+    first.sleep()
+    first.wake()
+    first.step(samples(seed=2), 2)
+    end = first.export(tmp_path / "a1")
+    again = MegatronEngine(spec({"tp": 2}, **adam), MODELS, tmp_path / "b")
+    again.wake()
+    again.load(tmp_path / "saved")
+    again.step(samples(seed=2), 2)
+    assert again.export(tmp_path / "b1") == end
+    whole = exported(again, tmp_path / "b2")
+    elsewhere = MegatronEngine(spec({"dp": 2, "ep": 2}, **adam), MODELS, tmp_path / "c")
+    elsewhere.wake()
+    elsewhere.load(tmp_path / "saved")
+    assert same_bytes(exported(elsewhere, tmp_path / "c0"), held)
+    elsewhere.step(samples(seed=2), 2)
+    # Adam divides by the root of a tiny second moment: one step of 1e-3 magnifies rounding there
+    assert distance(exported(elsewhere, tmp_path / "c1"), whole) < 1e-4
+
+
+def test_a_killed_rank_fails_the_step_with_its_name(tmp_path: Path) -> None:
+    engine = MegatronEngine(spec({"tp": 2}), MODELS, tmp_path / "a")
+    engine.wake()
+    victim = ranks._current[0]._followers[1].pid
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(RankLost, match=r"rank 1 \(pp 0, tp 1, .*ended with -9"):
+        engine.step(samples(), 1)
+    with pytest.raises(RankLost, match="rank 1"):
+        engine.step(samples(), 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "why"),
+    [
+        ("tiny-moe", {"tp": 2, "etp": 1}, "trains wrongly"),
+        ("tiny-dense", {"dp": 2, "ep": 2}, "no experts"),
+        ("tiny-moe", {"tp": 2, "ep": 4}, "does not divide"),
+        ("tiny-moe", {"tp": 2, "ep": 2, "etp": 2, "dp": 2, "pp": 2}, "on CPU"),
+    ],
+)
+def test_topologies_are_refused_by_name(
+    model: str, parallel: dict[str, int], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RefusedTopology, match=why):
+        MegatronEngine(spec(parallel, model), MODELS, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ("mxfp8", "--fp8-recipe mxfp8 .*need Transformer Engine"),
+        ("nvfp4_selective", "--fp4-format e2m1 .*need Transformer Engine"),
+        ("unified_fp8", "--fp8-recipe blockwise .*need Transformer Engine"),
+        ("int4_qat_w4a16", "no fake quantization"),
+    ],
+)
+def test_low_bit_contracts_are_refused_with_the_reason(recipe: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        check_contract(spec_of(precision={"recipe": recipe}).contract())
+
+
+def test_an_adapter_is_refused() -> None:
+    contract = spec_of(precision={"recipe": "lora_frozen_mxfp4"}).contract()
+    with pytest.raises(ValueError, match="adapter: the megatron engine trains no LoRA"):
+        check_contract(msgspec.structs.replace(contract, families=()))

@@ -1,0 +1,87 @@
+"""What a rank holds while awake: its part of the model, masters, routers, and the reference policy of a KL term."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from syncline.contract.job import JobSpec
+from syncline.contract.sharding.grid import Grid, Rank
+from syncline.contract.sharding.layout import dimensions
+from syncline.contract.sharding.pieces import Sharding
+from syncline.reference.model import LoadedModel, export_state, load_model
+from syncline.trainer.engines.megatron import build, families, topology
+from syncline.trainer.engines.megatron.held import Groups, Masters, Replicas
+from syncline.trainer.engines.megatron.load import LoadedPart
+from syncline.trainer.engines.megatron.precision import Rounded, compute_dtype
+from syncline.trainer.engines.megatron.routes import Routers
+from syncline.trainer.engines.megatron.wire import ModelFacts
+
+
+class Awake:
+    """What a rank holds while awake."""
+
+    def __init__(self, spec: JobSpec, models: Path, grid: Grid, rank: Rank, groups: Groups) -> None:
+        loaded = load_model(models, spec.model, spec.seeds.model)
+        self.vocab = loaded.vocab
+        self._folder = loaded.folder.path
+        full = dict(export_state(loaded.model, loaded.plan))
+        self.shapes = {name: tuple(t.shape) for name, t in full.items()}
+        dims = dimensions(loaded.folder.config.to_dict())
+        topology.check(grid, dims)
+        self.layout = topology.layout_of(grid, dims)
+        self.sharding = Sharding(self.layout, self.shapes)
+        self.sharding.check()
+        self.settings = families.settings_of(loaded.folder.config)
+        self._grid, self._rank = grid, rank
+        self.dtype = compute_dtype(spec.contract())
+        self.rounded = Rounded(spec.contract(), self.sharding)
+        self.model, self.part = self._built(loaded, full)
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.replicas = Replicas(self.sharding, rank.index)
+        self.masters = Masters(trained, self.replicas, rank.index, spec.optimizer, self.rounded, groups)
+        self.masters.send()
+        sparse = self.settings.get("moe_layer_freq", [0] * dims.layers)
+        self.routers = Routers(self.model, sparse, self.layout.layers(rank.pp).start)
+        self.reference: nn.Module | None = None
+        if spec.loss.kl.coefficient > 0:
+            self.reference, reference = self._built(loaded, full)
+            self.reference.requires_grad_(False)
+            for name, tensor in reference.tensors.items():
+                tensor.copy_(self.rounded(name, tensor.float()))
+
+    def config_bytes(self) -> bytes:
+        """The model folder's config.json."""
+        return (self._folder / "config.json").read_bytes()
+
+    def facts(self) -> ModelFacts:
+        """What rank 0 tells of the model."""
+        narrow = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        return ModelFacts(
+            shapes=self.shapes,
+            trained=tuple(sorted(self.trained)),
+            layout=self.layout,
+            vocab=self.vocab,
+            device=str(build.device()),
+            dtype=narrow,
+            values=f"{self.rounded.values} values in {narrow}",
+            routed=(self.routers.layers, self.routers.topk, self.routers.experts),
+        )
+
+    def fixed(self) -> dict[str, Tensor]:
+        """Buffers that belong to the model's state and are never trained."""
+        own = dict(self.model.named_buffers())
+        return {name: t for name, t in self.part.tensors.items() if name in own}
+
+    @property
+    def trained(self) -> set[str]:
+        """Checkpoint names of what trains, anywhere."""
+        return set(self.shapes)
+
+    def _built(self, loaded: LoadedModel, full: dict[str, Tensor]) -> tuple[nn.Module, LoadedPart]:
+        model = build.build(self.settings, self._grid, self.dtype, self.layout.padded(loaded.vocab))
+        part = LoadedPart(model, self.sharding, self._rank.index)
+        part.fill(full)
+        return model, part
