@@ -30,7 +30,7 @@ run: $(VENV)/.installed
 
 ## everything that must hold before a change goes in
 test: $(VENV)/.installed-dev lint types
-	$(BIN)/python -m pytest -q -m "not long and not sglang" --durations=15
+	$(BIN)/python -m pytest -q -m "not long and not sglang and not megatron" --durations=15
 
 ## SGLang's own environment: 2.8 GB, apart from ours, since it pins other releases
 sglang-venv: $(SGLANG)/.installed
@@ -65,7 +65,7 @@ chaos: $(VENV)/.installed-dev
 ## the Megatron engine against megatron-core itself, on CPU: several ranks as processes
 test-megatron: $(VENV)/.installed-dev
 	@$(BIN)/python -m pip install -q -e ".[megatron]"
-	$(BIN)/python -m pytest -q tests/megatron
+	$(BIN)/python -m pytest -q tests/megatron --durations=15
 
 clean:
 	rm -rf $(VENV) runs
