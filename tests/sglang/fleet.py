@@ -1,4 +1,4 @@
-"""Engines for tests, and the real SGLang servers behind them, each started once per session: one takes 60 CPU-seconds."""
+"""Engines for tests, and the real SGLang servers behind them, started once per session: one takes 60 CPU-seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole jobs over REST with SGLang as rollout and the torch trainer: recorded versions are true, and the server may die."""
+"""Whole jobs over REST with SGLang as rollout: recorded versions are true, and the server may die."""
 
 from __future__ import annotations
 

@@ -27,17 +27,16 @@ IDS = [1, *range(10, 40)]
 CLOSE = 1e-4
 
 
-@pytest.fixture(scope="session")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny MoE whose matrices are whole in blocks of 128: parts of fused layers must be."""
-    folder = tmp_path_factory.mktemp("models") / "tiny-blocks"
-    folder.mkdir()
-    config = json.loads((MODELS / "tiny-moe" / "config.json").read_text())
+def blocks(root: Path, like: str) -> Path:
+    """A model as `like` whose matrices are whole in blocks of 128: parts of fused layers must be."""
+    folder = root / "models" / f"{like}-blocks"
+    folder.mkdir(parents=True)
+    config = json.loads((MODELS / like / "config.json").read_text())
     config |= {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
     config |= {"intermediate_size": 128, "moe_intermediate_size": 128}
     (folder / "config.json").write_text(json.dumps(config))
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / file).write_bytes((MODELS / "tiny-moe" / file).read_bytes())
+        (folder / file).write_bytes((MODELS / like / file).read_bytes())
     return folder
 
 
@@ -48,22 +47,22 @@ def weights_alone(contract: PrecisionContract) -> PrecisionContract:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("recipe", ["unified_fp8", "mxfp8"])
+@pytest.mark.parametrize(("recipe", "like"), [("unified_fp8", "tiny-moe"), ("mxfp8", "tiny-dense")])
 def test_a_low_bit_checkpoint_scores_as_the_dequantised_model(
-    fleet: Fleet, tmp_path: Path, blocks: Path, recipe: str
+    fleet: Fleet, tmp_path: Path, recipe: str, like: str
 ) -> None:
-    contract = RECIPES[recipe]
-    forge = Forge(tmp_path, blocks, contract=contract)
-    engine = fleet.engine(blocks, tmp_path / "scratch", JOB, KEY, 16, contract=contract)
+    contract, folder = RECIPES[recipe], blocks(tmp_path, like)
+    forge = Forge(tmp_path, folder, contract=contract)
+    engine = fleet.engine(folder, tmp_path / "scratch", JOB, KEY, 16, contract=contract)
     assert any("dequantised" in name for name in engine.process.plan.emulations)
     for number in (0, 1):
         engine.stage(forge.version(number), forge.store)
         engine.commit(DRAIN)
-        cold = lowbit.cold(plain(blocks, number), checkpoint(blocks, number), weights_alone(contract))
+        cold = lowbit.cold(plain(folder, number), checkpoint(folder, number), weights_alone(contract))
         due = cold_logprobs(cold, IDS, 2)
         found = engine.score(IDS, 2, buffer="active").logprobs
         assert gap(found, due) < CLOSE
-        assert gap(found, cold_logprobs(plain(blocks, number), IDS, 2)) > 10 * CLOSE, "nothing was rounded"
+        assert gap(found, cold_logprobs(plain(folder, number), IDS, 2)) > 10 * CLOSE, "nothing was rounded"
         for name, (chunk,) in run(engine, requests(4)).items():
             request = next(r for r in requests(4) if r.trajectory == name)
             ids = [*request.prompt, *chunk.tokens]

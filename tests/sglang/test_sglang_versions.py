@@ -1,4 +1,4 @@
-"""Versions in a real server: read back after every update, faults caught before and after, in flight, and a server that dies."""
+"""Versions in a real server: read back after every update, faults caught, in flight, and a server that dies."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_the_last_id_of_the_vocabulary_is_scored_as_itself(engine: SGLangEngine,
 # ---- in flight, as the server does it
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_a_paused_scheduler_attests_a_span_per_version(engine: SGLangEngine, forge: Forge, mode: str) -> None:
-    """retract: contexts are made anew under the new weights. in_place: they are kept, and the span says nothing of it."""
+    """retract: contexts are made anew under the new weights. in_place: they are kept, which no span says."""
     old, new = (label_of(VersionId(0, n), forge.manifest(n).digest()) for n in (0, 1))
     prepared = engine._loader.prepare(forge.manifest(1), forge.store, None)
     server = server_of(engine)

@@ -113,8 +113,9 @@ class Flights:
         out: list[Chunk] = []
         for (flight, rid), reply in self._pump.land(_BLOCK if self._flights else 0.0):
             with self._lock:
-                if self._flights.get(flight.request.trajectory) is flight and flight.rid == rid:
-                    out += self._landed(flight, reply)
+                known = self._flights.get(flight.request.trajectory)
+                if known is not None and known is flight and known.rid == rid:
+                    out += self._landed(known, reply)
         return out
 
     def _landed(self, flight: Flight, reply: Reply) -> list[Chunk]:

@@ -1,11 +1,11 @@
 """The checksums that a server must read back with: its own fused parameters, made here from the manifest's tensors.
 
 The server hashes each parameter as it holds it (`/weights_checker`): q, k and v in one matrix, experts stacked, a
-vocabulary padded with zeros. A tensor that it skipped, cut wrongly or put elsewhere leaves a parameter with other bytes. What lies
-where is `contract/sharding`; a block-quantised FP8 weight is hashed as the BF16 values that it stands for.
+vocabulary padded with zeros. A tensor that it skipped, cut wrongly or put elsewhere leaves a parameter with other
+bytes. What lies where is `contract/sharding`; a block-quantised FP8 weight is hashed as its BF16 values.
 
-Source: SGLang 0.5.23, `utils/weight_checker.py`; sha256 of the raw bytes, first 8 bytes, is its hash of a CPU tensor. On
-CUDA it hashes with a kernel of its own, which this module does not reproduce: no stage would pass there.
+Source: SGLang 0.5.23, `utils/weight_checker.py`: of a CPU tensor, the first 8 bytes of the sha256 of its bytes. On CUDA
+it hashes with a kernel of its own, which this module does not reproduce: no stage would pass there.
 """
 
 from __future__ import annotations
