@@ -22,6 +22,10 @@ class Unreachable(PullFailed):
     """Nobody answered, or the connection broke again and again, until the deadline."""
 
 
+class Late(PullFailed):
+    """The deadline of the pull has passed, though bytes came."""
+
+
 class NotOffered(PullFailed):
     """The source answers and does not have it: retired meanwhile, or never published."""
 
@@ -77,20 +81,25 @@ class Deadline:
         self._until = time.monotonic() + seconds
         self._superseded = superseded
         self._wake = threading.Event()
-        self.seconds = seconds
+        self._seconds = seconds
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the pull is to end."""
+        return self._superseded()
 
     def left(self) -> float:
-        """Seconds left, above 0. Raises `Superseded`, `TimeoutError`."""
+        """Seconds left, above 0. Raises `Superseded`, `Late`."""
         if self._superseded():
             raise Superseded("a newer order has come, or the worker ends")
         left = self._until - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"not within {self.seconds:g} s")
+            raise Late(f"not within {self._seconds:g} s")
         return left
 
     def rest(self, seconds: float) -> None:
-        """Wait before trying again, at most until the deadline. `wake` ends it."""
-        self._wake.wait(min(seconds, self.left()))
+        """Wait before trying again, but not beyond the deadline. `wake` ends it."""
+        self._wake.wait(max(0.0, min(seconds, self._until - time.monotonic())))
 
     def wake(self) -> None:
         """Look at once whether the pull is superseded."""
@@ -130,6 +139,14 @@ class Fetch(Protocol):
 
     def blob(self, into: Into, until: Deadline) -> None:
         """Append to `into` from where it stands; returns when all bytes are there. Unhashed."""
+        ...
+
+    def done(self) -> None:
+        """The pull is over, well or not: let the other side know, if it waits."""
+        ...
+
+    def interrupt(self) -> None:
+        """From another thread: let what waits for the source fail now, where the kind can."""
         ...
 
     def close(self) -> None: ...

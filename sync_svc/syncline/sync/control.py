@@ -100,6 +100,11 @@ class Control:
                 self._published(minted, manifest, complete=state == "active")
         self._take_acks(self._mail.pending(ACKS, Ack))
 
+    def close(self) -> None:
+        """End what goes on beside the loop, and offer nothing any longer."""
+        self._deltas.close()
+        self._offering.close()
+
     # ---- what comes in ----
     def follow_phase(self) -> None:
         """Tell the machine which placement is wanted."""
@@ -153,10 +158,6 @@ class Control:
             except NotOfferable as error:
                 self._log.warning("deltas of version %s: %s", compared.version, error)
         self._write(self._records.commands())
-
-    def close(self) -> None:
-        """End what goes on beside the loop."""
-        self._deltas.close()
 
     def retire(self) -> None:
         """Delete versions beyond retention that nobody serves, stages or builds on, and blobs of no manifest."""
