@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from syncline.sync.source import source_of
 from syncline.trainer.engine import TrainerEngine
 from syncline.trainer.engines.megatron import ranks
 from syncline.trainer.engines.megatron.engine import MegatronEngine
+from syncline.trainer.engines.megatron.families import UnknownFamily
 from syncline.trainer.engines.megatron.precision import check_contract
 from syncline.trainer.engines.megatron.ranks import RankLost
 from syncline.trainer.engines.megatron.topology import RefusedTopology
@@ -87,6 +90,69 @@ def test_exports_losses_and_one_sgd_step_are_those_of_torch(topology: str, tmp_p
     left, right = exported(one, tmp_path / "m1"), exported(two, tmp_path / "t1")
     assert distance(right, start) > 1e-3
     assert distance(left, right) < 1e-6
+
+
+LATENT = {
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.06,
+    "tie_word_embeddings": False,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 1,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+}
+
+
+def latent_models(root: Path, **changed: Any) -> Path:
+    """A model root with one tiny DeepseekV3."""
+    folder = root / "models" / "tiny-latent"
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODELS / "tiny-moe" / name, folder / name)
+    (folder / "config.json").write_text(json.dumps(LATENT | changed))
+    return folder.parent
+
+
+@pytest.mark.parametrize("topology", ["ep2", "pp2"])
+def test_latent_attention_scores_and_steps_as_transformers_does(topology: str, tmp_path: Path) -> None:
+    models = latent_models(tmp_path)
+    one = MegatronEngine(spec(TOPOLOGIES[topology], "tiny-latent", **FP32), models, tmp_path / "m")
+    two = TorchEngine(spec_of("tiny-latent", **FP32), models, tmp_path / "t")
+    one.wake()
+    two.wake()
+    assert same_bytes(exported(one, tmp_path / "m0"), exported(two, tmp_path / "t0"))
+    assert widest(one.score(samples()), two.score(samples())) < 1e-5
+    mine, theirs = one.step(samples(), 1), two.step(samples(), 1)
+    assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
+    assert distance(exported(one, tmp_path / "m1"), exported(two, tmp_path / "t1")) < 1e-6
+
+
+def test_latent_attention_is_refused_where_it_would_train_or_route_wrongly(tmp_path: Path) -> None:
+    with pytest.raises(RefusedTopology, match=r"tp 2 with latent attention .* trains wrongly"):
+        MegatronEngine(spec({"tp": 2}, "tiny-latent"), latent_models(tmp_path / "a"), tmp_path)
+    grouped = latent_models(tmp_path / "b", n_group=4, topk_group=2)
+    with pytest.raises(UnknownFamily, match="n_group 4 with topk_group 2"):
+        MegatronEngine(spec({}, "tiny-latent"), grouped, tmp_path)
 
 
 def test_a_checkpoint_goes_on_exactly_and_under_another_layout(tmp_path: Path) -> None:

@@ -128,6 +128,12 @@ def _deepseek(text: Any) -> Settings:
         raise UnknownFamily("model type 'deepseek_v3': norm_topk_prob false")
     experts = text.n_routed_experts
     grouped = text.n_group > 1
+    if grouped and text.num_experts_per_tok != 2 * text.topk_group:
+        # Megatron ranks a group by its best (experts per token / groups) scores, DeepSeek by its best two
+        raise UnknownFamily(
+            f"model type 'deepseek_v3': n_group {text.n_group} with topk_group {text.topk_group} and "
+            f"{text.num_experts_per_tok} experts per token; megatron-core ranks groups alike for twice topk_group alone"
+        )
     return _routed(experts, text.num_experts_per_tok, text.moe_intermediate_size) | {
         "ffn_hidden_size": text.intermediate_size,
         "moe_layer_freq": [

@@ -25,6 +25,13 @@ def grid_of(spec: JobSpec) -> Grid:
 
 def check(grid: Grid, model: Dimensions) -> None:
     """Raise `RefusedTopology` for a topology of `model` that does not train right."""
+    if model.latent and grid.tp > 1:
+        # the gradient of the keys' shared rotary part is split over TP, not summed over the ranks' heads first: the
+        # logits are right, and one SGD step moves kv_a_proj_with_mqa by another 4e-4
+        raise RefusedTopology(
+            f"trainer.parallel.tp {grid.tp} with latent attention (MLA) trains wrongly without a word on megatron-core "
+            "0.16.1's local layers (part of the gradient of kv_a_proj_with_mqa is not summed over tp); legal: 1"
+        )
     if model.experts == 0:
         if grid.ep > 1:
             raise RefusedTopology(
