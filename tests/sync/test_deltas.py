@@ -162,7 +162,12 @@ def test_a_newer_version_ends_the_work_on_an_older_one(store: BlobStore, deltas:
     for number, parts in enumerate((old, new, newest)):
         deltas.start(publish(store, number, parts))
     found: list[Compared] = []
-    wait_until(lambda: found.extend(deltas.done()) or len(found) == 3, 60, "all three comparisons")
+
+    def all_three() -> bool:
+        found.extend(deltas.done())
+        return len(found) == 3
+
+    wait_until(all_three, 60, "all three comparisons")
     assert [c.version.number for c in found] == [0, 1, 2]
     assert found[2].changed_share is not None
     assert len(index_of(store, 2).deltas) == 6

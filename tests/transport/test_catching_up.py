@@ -16,6 +16,7 @@ from syncline.contract.version_path import SyncOrder, TensorEntry, VersionId, Ve
 from syncline.runtime.delta import encode
 from syncline.runtime.store import BlobStore
 from syncline.sync.deltas import Deltas
+from syncline.transport.catchup import LINKS
 from syncline.transport.http import HttpFetch, HttpOffering
 from syncline.transport.puller import Puller
 
@@ -128,6 +129,21 @@ def test_a_worker_that_was_down_for_two_versions_catches_up_by_a_chain(world: Wo
     assert (pulled.full, pulled.fallbacks) == (0, {})
     named = [entry.nbytes for number in (1, 2, 3) for entry in world.index(number).deltas]
     assert pulled.deltas == sum(named) < BIG // 2
+
+
+def test_a_chain_that_is_too_long_or_broken_comes_whole(world: World) -> None:
+    world.publish()
+    world.pull(None)
+    for _ in range(LINKS + 1):
+        world.publish()
+    assert world.pull(0).fallbacks == {"no base held": 2}  # indexes further back are not read
+    base = world.number
+    for _ in range(3):
+        world.publish()
+    world.store.collect({VersionId(0, world.number), VersionId(0, world.number - 1)})
+    pulled = world.pull(base)
+    assert pulled.fallbacks == {"no index": 2}  # further behind than retention
+    assert pulled.full == 2 * BIG
 
 
 def test_a_new_worker_takes_whole_tensors_and_waits_for_no_index(world: World) -> None:
