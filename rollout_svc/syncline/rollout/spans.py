@@ -133,8 +133,7 @@ def trajectory(
     """The record of an ended request. Every sampled token takes part in the loss.
 
     queued   monotonic seconds from taking the work item to its submission to the engine
-    tokens, segments, turns   of a task with several turns: all ids, whose they are, and what was said. Not given: the
-                              prompt and one turn.
+    tokens, segments, turns   of several turns: all ids, whose they are, and what was said. Not given: one turn.
 
     Raises `BadTrajectory` if the parts do not agree, falling versions included.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from syncline.contract.diagnosis import Probe
 from syncline.contract.events import Phase
@@ -115,14 +116,7 @@ def assemble(context: ServiceContext) -> Worker:
     )
     devices = Devices(bus, context.heartbeat_key, context.incarnation)
     residence = Residence(bus, engine, orders, bytes_of.store, devices, spec, job, name, context.emit)
-    ledger = Ledger(
-        bus,
-        job,
-        batch_groups=spec.batch.groups,
-        max_lag=spec.schedule.max_lag,
-        policy=spec.schedule.lag_policy,
-        max_attempts=spec.limits.attempts,
-    )
+    ledger = ledger_of(bus, spec, job)
     intake = Intake(bus, ledger, job, name, spec.limits.worker_idle)
     publisher = Publisher(
         ledger,
@@ -136,22 +130,14 @@ def assemble(context: ServiceContext) -> Worker:
     )
     environment = load(spec.task, spec.seeds.data)
     tools = Tools(spec)
+    sessions = sessions_of(spec, codec, tools, name, environment.multi_turn, model.config, engine)
     return Worker(
         engine=engine,
         intake=intake,
         orders=orders,
         residence=residence,
         probes=probes,
-        sessions=Sessions(
-            spec.turns,
-            codec,
-            tools,
-            name,
-            multi_turn=environment.multi_turn,
-            tokens=spec.sampling.max_tokens,
-            context=model.config.get_text_config(decoder=True).max_position_embeddings,
-            stops=engine.describe().stop_ids,
-        ),
+        sessions=sessions,
         tools=tools,
         publisher=publisher,
         prompter=Prompter(environment, codec, spec, engine.describe().experts is not None),
@@ -160,6 +146,40 @@ def assemble(context: ServiceContext) -> Worker:
         ),
         pace=Pace(pace_of(spec, name), context.stopping),
         inbox=Inbox(bus, job, residence, orders, probes),
+    )
+
+
+def ledger_of(bus: Bus, spec: JobSpec, job: str) -> Ledger:
+    """The job's ledger, with the bound and the policy that its spec states."""
+    return Ledger(
+        bus,
+        job,
+        batch_groups=spec.batch.groups,
+        max_lag=spec.schedule.max_lag,
+        policy=spec.schedule.lag_policy,
+        max_attempts=spec.limits.attempts,
+    )
+
+
+def sessions_of(
+    spec: JobSpec,
+    codec: TextCodec,
+    tools: Tools,
+    name: str,
+    multi_turn: bool,
+    config: Any,
+    engine: RolloutEngine,
+) -> Sessions:
+    """Sessions of the job's turns. config: the model's, which says how many tokens its positions reach."""
+    return Sessions(
+        spec.turns,
+        codec,
+        tools,
+        name,
+        multi_turn=multi_turn,
+        tokens=spec.sampling.max_tokens,
+        context=config.get_text_config(decoder=True).max_position_embeddings,
+        stops=engine.describe().stop_ids,
     )
 
 
