@@ -20,17 +20,21 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from syncline.contract.deltas import BadIndex
 from syncline.contract.version_path import BadManifest, SignedManifest, VersionId
 from syncline.runtime.store import BlobStore, MissingManifest
 from syncline.transport.offered import Offered
 from syncline.transport.transport import Deadline, Into, NotOffered, WrongLength
+
+_c10d: Any = torch.distributed  # torch's stubs know neither its stores nor a group's send and recv
+Group = Any
 
 _LABEL = b"syncline transfer: place of the meeting"
 REQUEST = 160  # bytes of a question, padded with spaces: "FOLDER/NAME FIRST COUNT"
@@ -45,15 +49,15 @@ def _place(key: bytes) -> str:
     return hmac.new(key, _LABEL, hashlib.sha256).hexdigest()[:32]
 
 
-def _met(place: str, knock: int, host: str, port: int, rank: int, seconds: float) -> dist.ProcessGroupGloo:
+def _met(place: str, knock: int, host: str, port: int, rank: int, seconds: float) -> Group:
     """The group of the `knock`th meeting at `place`. Raises `RuntimeError` if the other does not come."""
     wait = timedelta(seconds=seconds)
     # of one's own: a store that waits for one meeting answers nobody else
-    store = dist.TCPStore(host, port, None, False, timeout=wait, wait_for_workers=False)
-    options = dist.ProcessGroupGloo._Options()
+    store = _c10d.TCPStore(host, port, None, False, timeout=wait, wait_for_workers=False)
+    options = _c10d.ProcessGroupGloo._Options()
     options._timeout = wait
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=_address_towards(host))]
-    return dist.ProcessGroupGloo(dist.PrefixStore(f"{place}/{knock}", store), rank, 2, options)
+    options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=_address_towards(host))]
+    return _c10d.ProcessGroupGloo(_c10d.PrefixStore(f"{place}/{knock}", store), rank, 2, options)
 
 
 def _address_towards(host: str) -> str:
@@ -72,7 +76,7 @@ class GroupOffering:
         self._offered, self._place = Offered(store), _place(key)
         self._host = socket.gethostname() if host in ("0.0.0.0", "::") else host
         self._timeout, self._bucket = timeout, bucket
-        self._meetings = dist.TCPStore(self._host, 0, None, True, wait_for_workers=False)
+        self._meetings = _c10d.TCPStore(self._host, 0, None, True, wait_for_workers=False)
         self._newest: dict[str, int] = {}  # worker -> its newest order: threads of older ones end
         self._closed = threading.Event()
 
@@ -113,7 +117,7 @@ class GroupOffering:
                 return
         _LOG.info("worker %s: order %d is not waited for any longer", worker, seq)
 
-    def _answer(self, group: dist.ProcessGroupGloo, until: float) -> None:
+    def _answer(self, group: Group, until: float) -> None:
         """Answer questions until an empty one. Raises `RuntimeError` if the peer is gone."""
         question = torch.zeros(REQUEST, dtype=torch.uint8)
         bucket = torch.zeros(self._bucket, dtype=torch.uint8)
@@ -131,7 +135,7 @@ class GroupOffering:
 
     def _found(self, words: list[str], bucket: torch.Tensor) -> tuple[int, int, int]:
         """Status, bytes of the whole, and how many of the asked ones lie in `bucket`."""
-        view = memoryview(bucket.numpy())
+        view = bucket.numpy().data
         try:
             name, first, count = words[0], int(words[1]), int(words[2])
             folder, _, rest = name.partition("/")
@@ -168,9 +172,9 @@ class GroupFetch:
     def __init__(self, key: bytes, worker: str, bucket: int) -> None:
         self._place, self._worker = _place(key), worker
         self._bucket = torch.zeros(bucket, dtype=torch.uint8)
-        self._view = memoryview(self._bucket.numpy())
+        self._view = self._bucket.numpy().data
         self._source = ""
-        self._group: dist.ProcessGroupGloo | None = None
+        self._group: Group | None = None
 
     def seek(self, source: str) -> None:
         self.close()  # each order has a group of its own
@@ -241,15 +245,15 @@ class GroupFetch:
             raise NotOffered(f"{name}: {self._source} does not offer it")
         return total, got
 
-    def _send(self, text: str, wait: timedelta, group: dist.ProcessGroupGloo) -> None:
+    def _send(self, text: str, wait: timedelta, group: Group) -> None:
         question = torch.tensor(list(text.encode().ljust(REQUEST)), dtype=torch.uint8)
         group.send([question], 0, 0).wait(wait)
 
-    def _meet(self, until: Deadline) -> dist.ProcessGroupGloo:
+    def _meet(self, until: Deadline) -> Group:
         url = urlsplit(self._source)
         host, port, seconds = url.hostname or "", url.port or 0, min(until.left(), _MEET)
         place = f"{self._place}/{url.path.strip('/')}/{self._worker}"
-        store = dist.TCPStore(
+        store = _c10d.TCPStore(
             host, port, None, False, timeout=timedelta(seconds=seconds), wait_for_workers=False
         )
         return _met(place, store.add(f"{place}/knocks", 1), host, port, 1, seconds)
