@@ -6,7 +6,8 @@ a reader can check what it got. A blob or manifest appears whole or not at all: 
 fsynced, then renamed. Sync is the one writer; rollout workers and the gateway read.
 
 `collect` and writers exclude one another through a file lock (released by the kernel when a process dies).
-A writer of many blobs wraps them and their manifest in `hold()`: no blob of it is collected in between.
+A writer of many blobs wraps them and their manifest in `hold()`: no blob of it is collected in between, and they are
+fsynced together before the manifest that names them, not one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import hashlib
 import mmap
 import os
 import re
-import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +31,8 @@ from syncline.contract.version_path import (
     VersionManifest,
     parse_version,
 )
+from syncline.runtime.blob_files import holds, removed, sync_files, written
+from syncline.runtime.durable import sync_folder
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 Buffer = bytes | bytearray | memoryview
@@ -67,6 +69,7 @@ class BlobStore:
         self._indexes = root / "deltas"
         self._lock = root / "lock"
         self._holds = 0
+        self._loose: set[str] = set()  # added inside `hold()`, not yet brought to the disk
         self._blobs.mkdir(parents=True, exist_ok=True)
         self._manifests.mkdir(exist_ok=True)
         self._indexes.mkdir(exist_ok=True)
@@ -87,21 +90,27 @@ class BlobStore:
         return self.add(data)[0]
 
     def add(self, data: Buffer) -> tuple[str, bool]:
-        """Store C-contiguous `data`: its digest, and whether the store did not hold it before.
+        """Store C-contiguous `data`: its digest, and whether the store did not hold it before. On disk when this
+        returns, or inside `hold()` before any manifest or index that names it.
 
         Equal bytes are stored once; a damaged copy is replaced. Raises `OSError` (disk full, no permission);
         then nothing of the blob is left behind.
         """
         view = memoryview(data)
-        raw = (
-            view.cast("B") if view.nbytes else memoryview(b"")
-        )  # a view with a zero in its shape has no cast
+        # a view with a zero in its shape has no cast
+        raw = view.cast("B") if view.nbytes else memoryview(b"")
         digest = hashlib.sha256(raw).hexdigest()
         target = self.path(digest)
         with self._locked(fcntl.LOCK_SH):
-            new = not (target.is_file() and _sha256(target) == digest)
+            new = not holds(target, raw)
             if new:
-                os.replace(_written(self._blobs, raw), target)
+                os.replace(written(self._blobs, raw, fsync=not self._holds), target)
+            if self._holds:
+                self._loose.add(
+                    digest
+                )  # also one that is there: whoever wrote it may have died before its fsync
+            elif not new:
+                sync_files([target])
         return digest, new
 
     def read(self, digest: str) -> memoryview:
@@ -138,8 +147,8 @@ class BlobStore:
                 raise MissingBlob(f"version {manifest.version}: no blob {tensor.digest} of {tensor.name}")
         target = self._manifest_path(manifest.version)
         with self._locked(fcntl.LOCK_SH):
-            _fsync_folder(self._blobs)
-            temporary = _written(self._manifests, memoryview(msgspec.json.encode(signed)))
+            self._settle()
+            temporary = written(self._manifests, memoryview(msgspec.json.encode(signed)))
             try:
                 os.link(temporary, target)  # unlike a rename, never replaces
             except FileExistsError:
@@ -149,7 +158,7 @@ class BlobStore:
                     ) from None
             finally:
                 temporary.unlink()
-            _fsync_folder(self._manifests)
+            sync_folder(self._manifests)
 
     def read_manifest(self, version: VersionId) -> SignedManifest:
         """The signed manifest of `version`; open it with `version_path.opened`.
@@ -181,9 +190,9 @@ class BlobStore:
             for entry in index.deltas:
                 if not self.has(entry.blob):
                     raise MissingBlob(f"deltas of version {index.version}: no blob {entry.blob}")
-            _fsync_folder(self._blobs)
+            self._settle()
             raw = memoryview(msgspec.json.encode(signed))
-            os.replace(_written(self._indexes, raw), self.index_path(index.version))
+            os.replace(written(self._indexes, raw), self.index_path(index.version))
 
     def read_index(self, version: VersionId) -> SignedIndex | None:
         """The signed index of `version`; None: there is none (yet). Raises `BadIndex` for what is no index."""
@@ -209,19 +218,19 @@ class BlobStore:
         with self._locked(fcntl.LOCK_EX):
             for version in self.manifests():
                 if version not in keep:
-                    freed += _removed(self._manifest_path(version))
+                    freed += removed(self._manifest_path(version))
             named: set[str] = set(spare())
             for version in self.manifests():
                 named.update(tensor.digest for tensor in _decoded(self.read_manifest(version)).tensors)
             for path in self._indexes.iterdir():
                 deltas = _deltas(path) if (self._manifests / path.name).is_file() else None
                 named.update(deltas or ())
-                freed += _removed(path) if deltas is None else 0
+                freed += removed(path) if deltas is None else 0
             for path in self._blobs.iterdir():
                 if path.name not in named:
-                    freed += _removed(path)
+                    freed += removed(path)
             for path in self._manifests.glob("*.tmp"):
-                freed += _removed(path)
+                freed += removed(path)
         return freed
 
     @contextmanager
@@ -231,8 +240,16 @@ class BlobStore:
             self._holds += 1
             try:
                 yield
+                self._settle()
             finally:
                 self._holds -= 1
+
+    def _settle(self) -> None:
+        """Bring to the disk what was added inside `hold()` and is not known to be there, and its names."""
+        loose = set(self._loose)
+        sync_files(self.path(digest) for digest in loose)
+        self._loose -= loose
+        sync_folder(self._blobs)
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
@@ -263,41 +280,3 @@ def _deltas(path: Path) -> list[str] | None:
     except (BadIndex, msgspec.MsgspecError):
         return None
     return [entry.blob for entry in index.deltas]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _written(folder: Path, raw: memoryview) -> Path:
-    """A new fsynced, read-only file in `folder`. On any error it is removed before the error goes on."""
-    path = folder / f"{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
-    whole = False
-    try:
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            done = 0
-            while done < len(raw):  # an unbuffered write may take only a part
-                done += file.write(raw[done:])
-            os.fsync(descriptor)
-        whole = True
-    finally:
-        if not whole:
-            path.unlink()
-    return path
-
-
-def _removed(path: Path) -> int:
-    """Unlink `path` and return the bytes that it held. A reader that has it mapped keeps what it sees."""
-    size = path.stat().st_size
-    path.unlink()
-    return size
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

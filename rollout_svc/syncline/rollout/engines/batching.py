@@ -39,6 +39,7 @@ class Batch:
         self.version: VersionId = weights.version
         self.waiting: list[Request] = []
         self.sampled = 0
+        self.refilled = 0.0  # seconds in which the last swap made contexts anew
         self._kv = kv
         self._table = RowTable(limit)
         self._cache = SlotCache(weights.model.config, kv)
@@ -204,7 +205,9 @@ class Batch:
         for i, row in enumerate(self._table.rows):
             if not row.carry(self.version, carried_age):
                 anew.append(i)
+        began = time.monotonic()
         self._recompute(anew)
+        self.refilled = time.monotonic() - began
         return chunks, len(anew)
 
     def _recompute(self, rows: Iterable[int]) -> None:

@@ -11,10 +11,12 @@ from syncline.contract.adapters import adapter_shapes
 from syncline.contract.artefact import Part, padding, parts
 from syncline.contract.plan import PlanEntry, PrecisionPlan, resolve
 from syncline.contract.precision import PrecisionContract
+from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import VersionManifest
-from syncline.reference.model import ModelFolder
-from syncline.reference.state import StatePlan, Window, check_names
-from syncline.rollout.engine import StageFailed
+from syncline.reference.model import ModelFolder, empty_model, stop_ids
+from syncline.reference.routes import RouteTap
+from syncline.reference.state import StatePlan, Window, check_names, state_plan
+from syncline.rollout.engine import Description, StageFailed
 
 WIDE = ("BF16", "F32")
 """Dtypes in which a wide tensor may travel."""
@@ -108,6 +110,28 @@ def expected(folder: ModelFolder, state: StatePlan, contract: PrecisionContract)
     bridged = {entry.name: entry for entry in plan.low_bit()} if bridge else {}
     adapter = {} if contract.adapter is None else adapter_shapes(contract.adapter, shapes)
     return Expected(folder, state, contract, plan, bridged, adapter)
+
+
+def described(
+    folder: ModelFolder, contract: PrecisionContract, kv: KvFormat, max_running: int
+) -> tuple[Description, Expected]:
+    """What the reference engine says of itself with the model in `folder`, and what it takes. Raises `BadPlan`."""
+    model = empty_model(folder)
+    taps = RouteTap(model)
+    config = folder.config.get_text_config(decoder=True)
+    description = Description(
+        engine="reference",
+        family=type(model).__name__,
+        double_buffer=True,
+        policies=("drain", "continue_old", "in_place"),
+        vocab=int(config.vocab_size),
+        stop_ids=stop_ids(folder),
+        max_running=max_running,
+        experts=(taps.layers, taps.topk) if taps.layers else None,
+        kv=kv,
+        representation=contract.representation,
+    )
+    return description, expected(folder, state_plan(model), contract)
 
 
 def _missing(part: Part, family: list[Part], listed: Mapping[str, object]) -> NoReturn:

@@ -18,9 +18,7 @@ from syncline.contract.precision_trace import ComponentTrace
 from syncline.contract.recipes import RECIPES
 from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import SignedManifest, VersionId, VersionManifest, loaded_digest, opened
-from syncline.reference.model import ModelFolder, empty_model, model_folder, stop_ids
-from syncline.reference.routes import RouteTap
-from syncline.reference.state import state_plan
+from syncline.reference.model import ModelFolder, model_folder, stop_ids
 from syncline.rollout.engine import (
     Chunk,
     CommitPolicy,
@@ -33,11 +31,11 @@ from syncline.rollout.engine import (
     StageFailed,
 )
 from syncline.rollout.engines.batching import Batch
-from syncline.rollout.engines.expected import Expected, expected
+from syncline.rollout.engines.expected import described
 from syncline.rollout.engines.kv import CacheBytes
 from syncline.rollout.engines.scoring import prefill_score
 from syncline.rollout.engines.traced import Context, context_of, rollout_trace
-from syncline.rollout.engines.weights import Weights, release_memory
+from syncline.rollout.engines.weights import Weights, loaders, release_memory
 from syncline.runtime.store import BlobStore
 
 
@@ -67,34 +65,17 @@ class ReferenceEngine:
         self._kv: KvFormat = contract.rollout.kv_cache if kv is None else kv
         self._stop_ids = stop_ids(self._folder)
         self._config = self._folder.config.get_text_config(decoder=True)
-        self._description, self._expected = self._describe()
+        self._description, self._expected = described(self._folder, contract, self._kv, max_running)
         self._context: Context | None = None  # how it is stored, once measured
         self._lanes: list[Batch] = []  # oldest first; new requests join the last
         self._staged: Weights | None = None
-        self._spare: Weights | None = None
+        self._spares: list[Weights] = []  # kept until sleep: to free one would take as long as it is large
         self._draining = False
         self._closed: list[Chunk] = []  # spans closed by a commit, for the next step to hand out
         self._sampled = 0
         self._newest: VersionId | None = None  # highest version ever served
         self._asleep: SignedManifest | None = None  # what `wake` brings back
         release_memory()
-
-    def _describe(self) -> tuple[Description, Expected]:
-        model = empty_model(self._folder)
-        taps = RouteTap(model)
-        description = Description(
-            engine="reference",
-            family=type(model).__name__,
-            double_buffer=True,
-            policies=("drain", "continue_old", "in_place"),
-            vocab=int(self._config.vocab_size),
-            stop_ids=self._stop_ids,
-            max_running=self._max_running,
-            experts=(taps.layers, taps.topk) if taps.layers else None,
-            kv=self._kv,
-            representation=self._contract.representation,
-        )
-        return description, expected(self._folder, state_plan(model), self._contract)
 
     # ---- what it is
     @property
@@ -161,7 +142,7 @@ class ReferenceEngine:
     def _retire_lanes(self) -> None:
         for lane in self._lanes[:-1]:
             if lane.running == 0:
-                self._spare = lane.weights
+                self._spares.append(lane.weights)
                 self._lanes.remove(lane)
 
     # ---- scoring
@@ -225,25 +206,36 @@ class ReferenceEngine:
         )
 
     def _load(self, signed: SignedManifest, manifest: VersionManifest, store: BlobStore) -> str:
-        weights = self._staged or self._spare or Weights(self._expected)
-        self._staged, self._spare = None, weights  # whatever fails below, what is half loaded never serves
-        loaded = weights.load(signed, manifest, store)
-        self._staged, self._spare = weights, None
+        # lanes may retire meanwhile, so what is loaded is nobody's until it is whole
+        weights, self._staged = self._staged, None
+        if weights is None:
+            weights = self._spares.pop() if self._spares else Weights(self._expected)
+        try:
+            loaded = weights.load(signed, manifest, store, loaders(serving=self.running > 0))
+            self._staged = weights
+        finally:
+            if self._staged is None:
+                self._spares.append(weights)
         return loaded
+
+    @property
+    def _spare(self) -> Weights | None:
+        """The buffer that is loaded next, unless one is staged."""
+        return self._spares[-1] if self._spares else None
 
     def commit(self, policy: CommitPolicy) -> Committed | None:
         started = time.monotonic()
         weights = self._staged
         if weights is None or weights.version is None:
             raise ValueError("there is no staged version to commit")
-        in_flight, recomputed = self.running, 0
+        in_flight, recomputed, refilled = self.running, 0, 0.0
         if in_flight and policy.kind == "drain":
             self._draining = True
             return None
         if policy.kind == "continue_old" and sum(lane.running > 0 for lane in self._lanes) > 1:
             return None
         if in_flight and policy.kind == "in_place":
-            recomputed = self._swap_in_place(weights, policy)
+            recomputed, refilled = self._swap_in_place(weights, policy)
         else:
             self._lanes.append(Batch(weights, self._stop_ids, self._max_running, self._kv))
             self._retire_lanes()
@@ -254,10 +246,11 @@ class ReferenceEngine:
             pause=time.monotonic() - started,
             in_flight=in_flight,
             recomputed=recomputed,
+            refilled=refilled,
         )
 
-    def _swap_in_place(self, weights: Weights, policy: CommitPolicy) -> int:
-        """Every running request goes on under `weights`. Returns how many contexts were made anew."""
+    def _swap_in_place(self, weights: Weights, policy: CommitPolicy) -> tuple[int, float]:
+        """Every running request goes on under `weights`. Returns how many contexts were made anew, and the seconds."""
         if len(self._lanes) > 1:
             raise ValueError(
                 "in_place needs one batch, and an older version still has requests (continue_old)"
@@ -266,12 +259,13 @@ class ReferenceEngine:
         old = lane.weights
         chunks, recomputed = lane.adopt(weights, policy.carried_age if policy.kv == "carried" else None)
         self._closed.extend(chunks)
-        self._spare = old
-        return recomputed
+        self._spares.append(old)
+        return recomputed, lane.refilled
 
     def abort_stage(self) -> None:
         if self._staged is not None:
-            self._spare, self._staged = self._staged, None
+            self._spares.append(self._staged)
+            self._staged = None
         self._draining = False
 
     def _active(self) -> Weights | None:
@@ -288,7 +282,7 @@ class ReferenceEngine:
         active = self._active()
         if active is not None:
             self._asleep = active.signed
-        self._lanes, self._staged, self._spare, self._draining = [], None, None, False
+        self._lanes, self._staged, self._spares, self._draining = [], None, [], False
         del active
         release_memory()
 

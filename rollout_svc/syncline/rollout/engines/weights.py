@@ -5,8 +5,11 @@ manifest.
 from __future__ import annotations
 
 import gc
-import hashlib
+import os
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 
 import msgspec
 import torch
@@ -30,7 +33,18 @@ from syncline.reference.routes import RouteTap
 from syncline.reference.state import compute_in_bf16
 from syncline.rollout.engine import StageFailed
 from syncline.rollout.engines.expected import Expected
+from syncline.rollout.engines.readback import digest_of, fill
 from syncline.runtime.store import BadBlob, BlobStore, MissingBlob
+
+LOADERS = 4  # so many threads fill the memory's bandwidth
+
+
+class _Begun(msgspec.Struct, frozen=True):
+    """A tensor that another thread works on. `future`: the digest of what lies in the buffer then."""
+
+    entry: TensorEntry
+    written: bool  # or else: held already, and only hashed
+    future: Future[str]
 
 
 class Weights:
@@ -74,50 +88,76 @@ class Weights:
             return None
         return f"{self.expected.contract.name}@{self.version}"
 
-    def load(self, signed: SignedManifest, manifest: VersionManifest, store: BlobStore) -> str:
+    def load(
+        self, signed: SignedManifest, manifest: VersionManifest, store: BlobStore, threads: int = 1
+    ) -> str:
         """Write every tensor of `manifest`, read each back as the forward pass will; returns the loaded
         digest.
 
-        See `version_path.loaded_digest`: each tensor's digest is taken from what was read back. A weight that the
-        engine quantises itself (route `bf16_bridge`) has the digest of the BF16 blob that its codes were made from; its
-        codes are compared with a second quantisation of that blob. Raises `StageFailed` naming the tensor.
+        See `version_path.loaded_digest`: each tensor's digest is taken from what was read back, which proves the blob
+        too. A weight that the engine quantises itself (route `bf16_bridge`) has the digest of the BF16 blob that its
+        codes were made from; its codes are compared with a second quantisation of that blob. `threads` copy and hash,
+        beside the caller, which waits. Raises `StageFailed` naming the tensor; nothing is written after that.
         """
         self.version, self.signed, self.digest, self.contents = None, None, "", {}
         self.manifest, self.copied = None, 0
-        read_back = []
         bridged = self.expected.bridged
         outer = dict(self._outer_scales(manifest, store)) if bridged else {}
-        with torch.no_grad():
+        found: dict[str, str] = {}
+        begun: deque[_Begun] = deque()
+        # gradients are a matter of each thread
+        with torch.no_grad(), ThreadPoolExecutor(threads, thread_name_prefix="blob") as pool:
             for entry in manifest.tensors:
                 planned = bridged.get(entry.name)
-                if planned is None:
-                    found = self._take(entry, store)
-                else:
-                    found = self._quantise(entry, planned, outer.get(entry.name), store)
-                read_back.append(msgspec.structs.replace(entry, digest=found))
+                if planned is not None:
+                    found[entry.name] = self._quantise(entry, planned, outer.get(entry.name), store)
+                elif not self._is_tied(entry):
+                    begun.append(self._begin(entry, store, pool))
+                if len(begun) > 2 * threads:
+                    self._settle(begun.popleft(), store, found)
+            while begun:
+                self._settle(begun.popleft(), store, found)
+        for entry in manifest.tensors:
+            if entry.name not in found:  # tied, and carried none the less: only compared
+                found[entry.name] = self._checked(entry, digest_of(self._own(entry), DTYPES[entry.dtype]))
+        read_back = [msgspec.structs.replace(entry, digest=found[entry.name]) for entry in manifest.tensors]
         self.version, self.digest, self.signed = manifest.version, manifest.digest(), signed
         self.manifest = manifest
-        self.contents = {entry.name: entry.digest for entry in read_back}
+        self.contents = found
         return loaded_digest(read_back)
 
-    def _take(self, entry: TensorEntry, store: BlobStore) -> str:
-        """Bring one tensor of the manifest where it belongs. Returns the digest of what lies there then."""
+    def _is_tied(self, entry: TensorEntry) -> bool:
+        return entry.name not in self.packed.slots and entry.name not in self.packed.views
+
+    def _own(self, entry: TensorEntry) -> Tensor:
+        """Where a tensor of the manifest lies."""
         slot = self.packed.slots.get(entry.name)
-        tied = slot is None and entry.name not in self.packed.views
-        own = self.packed.views[self._ties.get(entry.name, entry.name)] if slot is None else slot
-        dtype = DTYPES[entry.dtype]
-        if self._held.get(entry.name) == entry.digest and _digest(own.to(dtype)) == entry.digest:
-            return entry.digest
+        return self.packed.views[self._ties.get(entry.name, entry.name)] if slot is None else slot
+
+    def _begin(self, entry: TensorEntry, store: BlobStore, pool: ThreadPoolExecutor) -> _Begun:
+        """Have one tensor brought where it belongs, and hashed there."""
+        own = self._own(entry)
+        if self._held.get(entry.name) == entry.digest:
+            return _Begun(entry, False, pool.submit(digest_of, own, DTYPES[entry.dtype]))
         self._held.pop(entry.name, None)
-        if not tied:  # a tied name that the manifest carries none the less is only compared
-            own.copy_(_tensor(entry, store))
-            self.copied += entry.nbytes
-        found = _digest(own.to(dtype))
+        return _Begun(entry, True, pool.submit(fill, own, _tensor(entry, store)))
+
+    def _settle(self, begun: _Begun, store: BlobStore, digests: dict[str, str]) -> None:
+        """Wait for one tensor and note the digest of what the buffer holds. Raises `StageFailed` if it is another."""
+        entry, found, written = begun.entry, begun.future.result(), begun.written
+        if found != entry.digest and not written:  # held, and no longer what it was
+            self._held.pop(entry.name)
+            found, written = fill(self._own(entry), _tensor(entry, store)), True
+        if found != entry.digest:
+            _proven(entry, store)  # is it the blob, or what was made of it?
+        digests[entry.name] = self._held[entry.name] = self._checked(entry, found)
+        self.copied += entry.nbytes if written else 0
+
+    def _checked(self, entry: TensorEntry, found: str) -> str:
         if found != entry.digest:
             raise StageFailed(
                 f"tensor {entry.name} reads back with digest {found}, the manifest says {entry.digest}"
             )
-        self._held[entry.name] = found
         return found
 
     # ---- route bf16_bridge
@@ -129,7 +169,7 @@ class Weights:
             if planned is not None and planned.weight is not None and planned.weight.format == "nvfp4":
                 groups.setdefault(planned.outer or planned.name, []).append(entry)
         for members in groups.values():
-            largest = [_tensor(entry, store).abs().amax().float() for entry in members]
+            largest = [_proven(entry, store).abs().amax().float() for entry in members]
             for entry in members:
                 scheme = self.expected.bridged[entry.name].weight
                 if scheme is not None:
@@ -141,45 +181,67 @@ class Weights:
         made_of = entry.digest if outer is None else f"{entry.digest} under {float(outer).hex()}"
         names = [part.name for part in parts(planned)]
         if self._quantised.get(entry.name) == made_of and all(
-            self._held.get(name) == _digest(self.packed.slots[name]) for name in names
+            self._held.get(name) == _held_digest(self.packed.slots[name]) for name in names
         ):
             return entry.digest
         self._quantised.pop(entry.name, None)
-        wide = _tensor(entry, store)
+        wide = _proven(entry, store)
         try:
             written = self.packed.quantise(planned, wide, outer)
         except NotQuantizable as error:
             raise StageFailed(str(error)) from None
         for name, made in written.items():
-            if _digest(self.packed.slots[name]) != _digest(made):
+            held = _held_digest(self.packed.slots[name])
+            if held != _held_digest(made):
                 raise StageFailed(f"tensor {name} does not read back as {entry.name} was quantised")
-            self._held[name] = _digest(made)
-        found = _digest(wide)
+            self._held[name] = held
         self._quantised[entry.name] = made_of
         self.copied += entry.nbytes
-        return found
+        return entry.digest
 
 
 def _tensor(entry: TensorEntry, store: BlobStore) -> Tensor:
-    """The blob as a tensor (memory-mapped if large)."""
+    """The blob as a tensor (memory-mapped if large). Its bytes are not checked, but that they are as many as they
+    should be.
+    """
+    try:
+        raw = store.mapped(entry.digest)
+        if raw.nbytes != _size(entry):
+            raw = store.read(entry.digest)  # a damaged blob is called that
+    except (MissingBlob, BadBlob, OSError) as error:
+        raise StageFailed(f"tensor {entry.name}: {error}") from None
+    return _shaped(entry, raw)
+
+
+def _proven(entry: TensorEntry, store: BlobStore) -> Tensor:
+    """The blob as a tensor, its bytes checked. For what is not hashed afterwards as it came."""
     try:
         raw = store.read(entry.digest)
     except (MissingBlob, BadBlob, OSError) as error:
         raise StageFailed(f"tensor {entry.name}: {error}") from None
-    dtype = DTYPES[entry.dtype]
-    size = dtype.itemsize
-    for width in entry.shape:
-        size *= width
-    if raw.nbytes != size:
+    return _shaped(entry, raw)
+
+
+def _shaped(entry: TensorEntry, raw: memoryview) -> Tensor:
+    if raw.nbytes != _size(entry):
         raise StageFailed(
             f"tensor {entry.name}: blob of {raw.nbytes} bytes, shape {list(entry.shape)} of {entry.dtype} "
-            f"needs {size}"
+            f"needs {_size(entry)}"
         )
-    return torch.frombuffer(raw, dtype=dtype).reshape(entry.shape)
+    return torch.frombuffer(raw, dtype=DTYPES[entry.dtype]).reshape(entry.shape)
 
 
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+def _size(entry: TensorEntry) -> int:
+    return DTYPES[entry.dtype].itemsize * prod(entry.shape)
+
+
+def _held_digest(tensor: Tensor) -> str:
+    return digest_of(tensor, tensor.dtype)
+
+
+def loaders(*, serving: bool) -> int:
+    """Threads that a load may use: all cores, but for one where requests are decoded, and not more than `LOADERS`."""
+    return max(1, min(LOADERS, len(os.sched_getaffinity(0)) - serving))
 
 
 def release_memory() -> None:
