@@ -24,12 +24,14 @@ def test_a_child_reads_what_its_parent_had(tmp_path: Path) -> None:
         "SYNCLINE_JOB": "j0123456789",
         "SYNCLINE_WORKER": "w1",
         "SYNCLINE_PORT": "0",
+        "SYNCLINE_CACHE": str(tmp_path / "c"),
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318",
     }
     settings = Settings.read(given)
     assert settings.port == 0
     assert Settings.read(settings.environ()) == settings
     assert settings.job_dir("j0123456789") == tmp_path / "r" / "j0123456789"
+    assert settings.own_dir("j0123456789", "w1") == tmp_path / "c" / "j0123456789" / "w1"
     assert settings.traces == tmp_path / "r" / "traces.sqlite"
 
 
@@ -37,6 +39,14 @@ def test_a_child_reads_what_its_parent_had(tmp_path: Path) -> None:
 def test_a_job_id_never_leads_out_of_the_run_root(tmp_path: Path, job: str) -> None:
     with pytest.raises(ValueError, match="job id"):
         Settings(runs=tmp_path, models=tmp_path).job_dir(job)
+
+
+def test_a_workers_own_folder_never_leads_out_of_its_jobs(tmp_path: Path) -> None:
+    settings = Settings(runs=tmp_path, models=tmp_path)
+    assert settings.own_dir("j1", "w0") == tmp_path / "j1" / "workers" / "w0"
+    for job, worker in (("j1", "../w0"), ("j1", ""), ("../j", "w0")):
+        with pytest.raises(ValueError, match=r"worker|job id"):
+            settings.own_dir(job, worker)
 
 
 @pytest.mark.parametrize(
