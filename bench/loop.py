@@ -1,7 +1,8 @@
 """All figures of the loop: `python bench/loop.py [--json PATH] [--updates N] [--short]`.
 
 Progress goes to stderr, a table to stdout, and with `--json` everything to a file that later runs can be compared
-with. Parts: `engine.py`, `stream_cost.py`, `quantizers.py`, `delta.py`, `run_figures.py`; each runs alone too.
+with. Parts: `engine.py`, `stream_cost.py`, `quantizers.py`, `delta.py`, `activation.py`,
+`run_figures.py`; each runs alone too.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are slower on such models
 
+import activation
 import delta
 import engine
 import msgspec
 import quantizers
 import run_figures
+import scaled
 import stream_cost
 import torch
 from rows import KINDS, Row, document, machine, note, table
@@ -61,6 +64,7 @@ def measure(updates: int, short: bool) -> list[Row]:
             *stream_cost.measure(count=256, repetitions=1),
             *quantizers.measure(size=256, repetitions=1),
             *delta.measure(delta.SHORT, (1e-6,), wider=1, updates=2, repetitions=1),
+            *activation.measure((scaled.TINY,), repetitions=1),
             *run_figures.measure(SHORT_CASES, updates=8),
         ]
     return [
@@ -68,6 +72,7 @@ def measure(updates: int, short: bool) -> list[Row]:
         *stream_cost.measure(count=2048, repetitions=3),
         *quantizers.measure(size=4096, repetitions=5),
         *delta.measure(delta.FEW, (1e-6,), wider=4, updates=5, repetitions=3),
+        *activation.measure((scaled.SMALL, scaled.MIDDLE), repetitions=3),
         *run_figures.measure(run_figures.CASES, updates),
     ]
 
