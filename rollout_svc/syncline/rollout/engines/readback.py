@@ -19,7 +19,7 @@ def fill(own: Tensor, source: Tensor) -> str:
     """Write `source` to the engine's view `own` (any strides) and return the digest of what can be read there then,
     as bytes of the source's dtype. Without gradients; neither lets another thread wait for Python.
     """
-    with torch.no_grad():
+    with torch.inference_mode():  # a thread's own; the buffer may have been made in it, or outside
         own.copy_(source)
     return digest_of(own, source.dtype)
 
@@ -41,7 +41,7 @@ def digest_of(own: Tensor, dtype: torch.dtype) -> str:
         if not _fits(part, dtype):
             return digest_of(own, own.dtype)
         made = narrow[: len(part)]
-        with torch.no_grad():
+        with torch.inference_mode():
             made.copy_(part)
         digest.update(_bytes(made))
     return digest.hexdigest()
