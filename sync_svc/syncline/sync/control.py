@@ -160,13 +160,17 @@ class Control:
         self._write(self._records.commands())
 
     def retire(self) -> None:
-        """Delete versions beyond retention that nobody serves, stages or builds on, and blobs of no manifest."""
+        """Delete versions beyond retention that nobody serves, stages or builds on, and blobs of no manifest.
+
+        Raises `LeaseLost`, with nothing deleted, in a process that was overtaken while it stood still.
+        """
         store = self._publisher.store
         manifests = store.manifests()
         bases = {minted.base for _, minted in self._entries.values() if minted.base is not None}
         keep = set(manifests[-self._spec.retention.versions :]) | held(self.state) | bases
         if keep == self._kept:
             return
+        self._lease.renew()  # what is deleted is no transaction that the lease could guard
         if self._kept is None:
             self._collect(set(manifests))  # what is left of a version that was not converted to its end
         self._kept = keep

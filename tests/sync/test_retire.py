@@ -1,0 +1,41 @@
+"""What an overtaken sync process may still do to the store: nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import true_weights
+from true_world import World, clock_of_histories
+
+from syncline.contract.streams import LOCK
+from syncline.contract.version_path import VersionId
+from syncline.runtime.lease import LeaseLost
+from syncline.runtime.store import BlobStore
+
+
+def test_a_sync_that_was_overtaken_deletes_nothing(redis_url: str, job: str, tmp_path: Path) -> None:
+    models = true_weights.model_root(tmp_path / "models")
+    with clock_of_histories() as clock:
+        world = World(redis_url, job, tmp_path / "runs", models, clock, "disjoint")
+        store = BlobStore(world.run / "store")
+        for number in range(2):
+            world.mint(VersionId(0, number), number, canary=False, damaged=False)
+            world.sync_turn()
+        world.mint(VersionId(0, 2), 2, canary=False, damaged=False)
+        control = world.control
+        assert control is not None
+        control.take_minted()
+        held = [VersionId(0, number) for number in range(3)]
+        assert store.manifests() == held, "the third goes beyond retention, and nothing is retired yet"
+
+        world.bus.set(LOCK.at(f"{job}/sync"), b"another process")
+        with pytest.raises(LeaseLost):
+            control.retire()
+        assert store.manifests() == held
+
+        world.bus.delete(LOCK.at(f"{job}/sync"))
+        world.control = None
+        world.sync_turn()
+        assert store.manifests() == held[1:], "the process that holds the lease retires it"
+        world.close()
