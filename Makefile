@@ -68,7 +68,7 @@ test-megatron: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/megatron --durations=15
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(SGLANG) runs
 
 # ---- set-up: done once, again only when pyproject.toml changes -------------------------------------------------
 $(VENV)/.installed: pyproject.toml
