@@ -21,8 +21,6 @@ from syncline.contract.plan import PlanEntry
 from syncline.contract.schemes import BLOCK, Scheme
 
 Role = Literal["codes", "scale", "outer", "shape"]
-WIDTH = {"F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8, "F32": 4, "BF16": 2}
-"""Bytes per element of the dtypes that occur here."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

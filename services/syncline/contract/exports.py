@@ -22,6 +22,9 @@ from syncline.contract.sharding.layout import Layout
 from syncline.contract.sharding.stamps import ExportStamp, ShardStamp
 
 CONFIG_FILE, SHARDS_FILE, CONVERTED_FILE = "config.json", "shards.json", "converted.json"
+WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+WIDTHS |= {"F8_E4M3": 1}
+"""Bytes per element of the dtypes that an export may hold, by safetensors' name."""
 
 
 def rank_file(index: int) -> str:

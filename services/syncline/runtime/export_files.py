@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from syncline.contract.exports import CONFIG_FILE, SHARDS_FILE, RankExport, ShardedExport, rank_file
+from syncline.contract.exports import CONFIG_FILE, SHARDS_FILE, WIDTHS, RankExport, ShardedExport, rank_file
 from syncline.contract.sharding.layout import Layout
 from syncline.contract.sharding.stamps import ExportStamp, ShardStamp
 from syncline.runtime.durable import sync_file, sync_folder, write_whole
@@ -34,8 +34,6 @@ from syncline.runtime.durable import sync_file, sync_folder, write_whole
 Buffer = bytes | bytearray | memoryview
 Facts = Mapping[str, tuple[str, tuple[int, ...]]]
 """Tensor name -> dtype (safetensors' name) and shape."""
-_WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_WIDTHS |= {"F8_E4M3": 1}
 _ALIGNED = 8  # bytes; where the first tensor begins
 
 
@@ -76,14 +74,14 @@ def write_tensors(path: Path, facts: Facts, tensors: Iterable[tuple[str, Buffer]
 def _header(facts: Facts) -> tuple[bytes, dict[str, tuple[int, int]]]:
     """What comes before the tensors, and where each begins after it, with its size in bytes."""
     for name, (dtype, _) in facts.items():
-        if dtype not in _WIDTHS:
-            raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(_WIDTHS)}")
+        if dtype not in WIDTHS:
+            raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(WIDTHS)}")
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     places: dict[str, tuple[int, int]] = {}
     at = 0
-    for name in sorted(facts, key=lambda name: (-_WIDTHS[facts[name][0]], name)):
+    for name in sorted(facts, key=lambda name: (-WIDTHS[facts[name][0]], name)):
         dtype, shape = facts[name]
-        size = _WIDTHS[dtype] * math.prod(shape)
+        size = WIDTHS[dtype] * math.prod(shape)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
         places[name] = at, size
         at += size

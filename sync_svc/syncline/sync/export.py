@@ -16,26 +16,13 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from syncline.contract.exports import CONVERTED_FILE, ConvertedExport
+from syncline.contract.exports import CONVERTED_FILE, WIDTHS, ConvertedExport
 
 T = TypeVar("T")
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_BITS = {
-    "F64": 64,
-    "F32": 32,
-    "F16": 16,
-    "BF16": 16,
-    "I64": 64,
-    "I32": 32,
-    "I16": 16,
-    "I8": 8,
-    "U8": 8,
-    "BOOL": 8,
-    "F8_E4M3": 8,
-}
 
 
 class BadExport(ValueError):
@@ -60,7 +47,7 @@ class Fact(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of its values."""
-        return prod(self.shape) * _BITS[self.dtype] // 8
+        return prod(self.shape) * WIDTHS[self.dtype]
 
 
 class NonFinite(ValueError):
@@ -175,8 +162,8 @@ class Export:
             raise BadExport(f"{file}: {error}") from None
         offset = 8 + int.from_bytes(view[:8], "little")
         for name, dtype, shape in parts:
-            if dtype not in _BITS:
-                raise BadExport(f"tensor {name} has dtype {dtype}; known are {', '.join(_BITS)}")
+            if dtype not in WIDTHS:
+                raise BadExport(f"tensor {name} has dtype {dtype}; known are {', '.join(WIDTHS)}")
             nbytes = Fact(dtype, shape).nbytes
             data: Bytes = np.frombuffer(view, np.uint8, nbytes, offset)
             yield RawTensor(name=name, dtype=dtype, shape=shape, data=data)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from syncline.contract import exports
+
 Array = Any
 """`numpy.ndarray` or `torch.Tensor`, in any dtype; BF16 and FP8 in numpy are unsigned integers of their width."""
 
 
-WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
-WIDTHS |= {"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+WIDTHS = exports.WIDTHS | {"U64": 8, "U32": 4, "U16": 2, "F8_E5M2": 1, "F8_E8M0": 1}
 """Bytes per element, by safetensors' name of the dtype."""
 _NAMES = {"bfloat16": "BF16", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 _NAMES |= {"float8_e8m0fnu": "F8_E8M0"}
