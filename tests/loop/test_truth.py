@@ -22,9 +22,12 @@ MISMATCH = 20 * AGREES
 
 
 def neighbours(run: Path, version: VersionId) -> list[VersionId]:
-    """The versions right before and after, as far as the store holds them."""
-    known = set(BlobStore(run / "store").manifests())
-    return [v for n in (-1, 1) if (v := VersionId(version.epoch, version.number + n)) in known]
+    """The versions right before and after in the store. Their numbers need not be next: one that another overtakes
+    before it is converted never gets there, and no worker can have read it.
+    """
+    known = BlobStore(run / "store").manifests()
+    at = known.index(version)
+    return [*known[:at][-1:], *known[at + 1 :][:1]]
 
 
 def judge(run: Path, t: Trajectory) -> list[tuple[float, float]]:
