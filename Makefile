@@ -28,9 +28,16 @@ export PIP_NO_COMPILE := 1
 run: $(VENV)/.installed
 	$(BIN)/syncline run $(SPEC)
 
+# suites that only compute: none measures a pause or counts processes, so several files may run at once
+TOGETHER := $(addprefix tests/,contract lab layout numerics report sync trainer)
+PYTEST := $(BIN)/python -m pytest -q -m "not long and not sglang and not megatron" --durations=15
+
 ## everything that must hold before a change goes in
 test: $(VENV)/.installed-dev lint types
-	$(BIN)/python -m pytest -q -m "not long and not sglang and not megatron" --durations=15
+	failed=0; \
+	$(PYTEST) -n auto --maxprocesses 8 --dist loadfile $(TOGETHER) || failed=$$?; \
+	$(PYTEST) $(addprefix --ignore=,$(TOGETHER)) || failed=$$?; \
+	exit $$failed
 
 ## SGLang's own environment: 2.8 GB, apart from ours, since it pins other releases
 sglang-venv: $(SGLANG)/.installed
