@@ -38,10 +38,12 @@ class Flight:
     rid       of the leg on its way; of fixed length, since the server takes one for a prefix of others
     sent      what the leg was sent under; None: no leg is on its way
     ending    the leg was told to end
+    most      tokens after which the response ends; stop_ids: or after one of these, where the model chooses its end
     """
 
     request: Request
     most: int
+    stop_ids: frozenset[int] = frozenset()
     rid: str = ""
     sent: Serving | None = None
     ending: bool = False
@@ -95,7 +97,7 @@ class Flight:
             raise Untrue(
                 f"trajectory {self.request.trajectory}: log-probs are of other tokens than the output"
             )
-        finish = finish_of(meta)
+        finish = finish_of(meta) or self._end(tokens)
         start, now = len(self.tokens), time.time()
         if routing is not None and self.request.experts:
             self._routed(meta, len(tokens), routing)
@@ -122,6 +124,16 @@ class Flight:
             chunks.append((span, chunk))
         self.sent = None
         return chunks
+
+    def _end(self, tokens: list[int]) -> Literal["stop", "length"] | None:
+        """How an aborted leg's `tokens` end the response, if they do.
+
+        The server calls a leg aborted also where its last token was the response's last: another leg would sample
+        on behind a stop token, or ask for no token at all.
+        """
+        if tokens and self.request.sampling.length == "stop" and tokens[-1] in self.stop_ids:
+            return "stop"
+        return "length" if len(self.tokens) + len(tokens) >= self.most else None
 
     def _routed(self, meta: dict[str, Any], tokens: int, routing: Routing) -> None:
         """Keep the rows that this leg fed first: those before were the routes when their successors were sampled."""

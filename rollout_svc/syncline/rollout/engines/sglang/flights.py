@@ -58,7 +58,8 @@ class Flights:
                 raise ValueError(f"trajectory {name}: {why}")
             if room < 1:
                 raise ValueError(f"trajectory {name}: no room ({self.running} of {self._limit} run)")
-            self._flights[name] = Flight(request, longest(sampling, request.seed))
+            most = longest(sampling, request.seed)
+            self._flights[name] = Flight(request, most, self._model.stop_ids)
 
     def drop(self, trajectory: str) -> str | None:
         """Forget a request; its leg's rid, empty if none is on its way. None: it is not here."""

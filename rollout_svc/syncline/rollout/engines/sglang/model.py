@@ -39,6 +39,7 @@ class Model:
         self.vocab = int(self._config.vocab_size)
         built = empty_model(self.folder)
         self.family = type(built).__name__
+        self.stop_ids = frozenset(stop_ids(self.folder))
         self.expected = expected(self.folder, state_plan(built), contract)
         if self.expected.bridged:
             raise ValueError("convert.route 'bf16_bridge': SGLang loads the artefact's codes")
@@ -62,7 +63,7 @@ class Model:
             double_buffer=False,
             policies=("drain", "in_place"),
             vocab=self.vocab,
-            stop_ids=stop_ids(self.folder),
+            stop_ids=tuple(sorted(self.stop_ids)),
             max_running=max_running,
             experts=(self.routing[1], self.routing[2]) if self.routing else None,
             kv=self.contract.rollout.kv_cache,
