@@ -12,11 +12,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
+from syncline.contract.evaluation_spec import EvaluationSpec
 from syncline.contract.precision import Hardware, PrecisionContract, Variant, with_variant
+from syncline.contract.prompts_spec import PromptsSpec
 from syncline.contract.recipes import RECIPES, read
 from syncline.contract.spec_part import Part as _Part
 from syncline.contract.task_spec import RewardSpec as RewardSpec
 from syncline.contract.task_spec import TaskSpec as TaskSpec
+from syncline.contract.transfer_spec import DiagnosticsSpec as DiagnosticsSpec
+from syncline.contract.transfer_spec import TransferSpec as TransferSpec
 from syncline.contract.turns import TurnsSpec
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -210,29 +214,6 @@ class LimitSpec(_Part):
     )
 
 
-class TransferSpec(_Part):
-    """How the bytes of a version reach a rollout worker; see docs/transfer.md."""
-
-    kind: Literal["files", "http", "group", "objects"] = "files"
-    url: str | None = Field(None, pattern=r"^[a-z][a-z0-9+]*://\S+$", description="objects: fsspec address")
-    deltas: bool = Field(False, description="send what changed, where that is smaller than the tensor")
-    bucket_mb: int = Field(16, ge=1, le=1024, description="most MiB that are asked for, and held, at once")
-    timeout: float = Field(45.0, gt=0, le=3600, description="seconds in which a worker must have a version")
-
-
-class DiagnosticsSpec(_Part):
-    """Same-version scores of a share of the trained trajectories; see docs/decisions/0007."""
-
-    trajectories: int = Field(
-        4, ge=0, le=4096, description="trajectories of each update to re-score; 0: none"
-    )
-    every: int = Field(1, ge=1, description="updates between measurements")
-    learn: int = Field(5, ge=1, description="measured updates from which the baseline is learned")
-    drift: float = Field(
-        3.0, gt=1, description="a term's mean that is twice running this many times its baseline is an alarm"
-    )
-
-
 class DeviceSpec(_Part):
     hardware: Hardware = Field("cpu", description="what the engines run on; decides which kernels are native")
     memory_mb: int = Field(8192, ge=256, description="budget of the shared device (on CPU: resident memory)")
@@ -242,9 +223,13 @@ class JobSpec(_Part):
     """One RL job. Everything that has a default may be left out; the resolved form is stored and hashed."""
 
     name: Name
-    kind: Literal["train"] = "train"
+    kind: Literal["train", "evaluate"] = Field(
+        "train",
+        description="evaluate: sample held-out prompts with a version of another job; nothing is trained",
+    )
     model: ModelSpec
     task: TaskSpec = TaskSpec()
+    prompts: PromptsSpec = PromptsSpec()
     turns: TurnsSpec = TurnsSpec()
     reward: RewardSpec = RewardSpec()
     sampling: SamplingSpec = SamplingSpec()
@@ -262,6 +247,13 @@ class JobSpec(_Part):
     transfer: TransferSpec = TransferSpec()
     diagnostics: DiagnosticsSpec = DiagnosticsSpec()
     device: DeviceSpec = DeviceSpec()
+    evaluation: EvaluationSpec | None = None
+
+    def versions_of(self, job: str) -> str:
+        """The job whose store, key and versions the processes of `job` use: an evaluation has none of its own."""
+        if self.kind == "evaluate" and self.evaluation is not None and self.evaluation.job is not None:
+            return self.evaluation.job
+        return job
 
     def canonical(self) -> str:
         """The resolved spec as canonical JSON (sorted keys, no spaces)."""

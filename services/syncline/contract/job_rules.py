@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from syncline.contract import support
+from syncline.contract import evaluation_rules, prompts_spec, support
 from syncline.contract.job import JobSpec, Problem
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.precision_rules import contradictions
@@ -22,7 +22,7 @@ def _problem(path: str, message: str, hint: str) -> Problem:
 
 def _batch(spec: JobSpec) -> Iterator[Problem]:
     size = spec.batch.group_size
-    if size < 2:
+    if size < 2 and spec.kind == "train":
         yield _problem(
             "batch.group_size",
             f"{size} sample per group leaves a group-relative advantage undefined",
@@ -85,6 +85,17 @@ def _reward(spec: JobSpec) -> Iterator[Problem]:
         if reward.source != source and given[key] is not None:
             hint = f"leave it out or use source {source!r}"
             yield _problem(f"reward.{key}", f"has no meaning for source {reward.source!r}", hint)
+
+
+def _prompts(spec: JobSpec) -> Iterator[Problem]:
+    """Which prompts are drawn, and whether what is drawn beyond a batch can be used."""
+    schedule = spec.schedule
+    for path, message, hint in (
+        *prompts_spec.mixing(spec.task),
+        *prompts_spec.contradictions(spec.prompts, spec.task),
+        *prompts_spec.crowding(spec.prompts, spec.batch.groups, schedule.max_lag, schedule.lag_policy),
+    ):
+        yield _problem(path, message, hint)
 
 
 def _rest(spec: JobSpec) -> Iterator[Problem]:
@@ -219,8 +230,10 @@ RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _lag,
     _switches,
     _reward,
+    _prompts,
     _transfer,
     _precision,
     _sglang,
     _rest,
+    evaluation_rules.problems,
 )
