@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from syncline.contract import evaluation_rules, prompts_spec, support
-from syncline.contract.job import JobSpec, Problem
+from syncline.contract.job import JobSpec, Problem, RewardSpec
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.precision_rules import contradictions
 from syncline.contract.recipes import RECIPES, BadContract
@@ -85,6 +85,25 @@ def _reward(spec: JobSpec) -> Iterator[Problem]:
         if reward.source != source and given[key] is not None:
             hint = f"leave it out or use source {source!r}"
             yield _problem(f"reward.{key}", f"has no meaning for source {reward.source!r}", hint)
+    yield from _judge(spec)
+
+
+def _judge(spec: JobSpec) -> Iterator[Problem]:
+    reward = spec.reward
+    if reward.source != "http":
+        for key in ("batch", "parallel", "breaker", "budget"):
+            if getattr(reward, key) != RewardSpec.model_fields[key].default:
+                message = f"has no meaning for source {reward.source!r}"
+                yield _problem(f"reward.{key}", message, "leave it out or use source 'http'")
+        return
+    wait = spec.limits.batch_wait
+    if reward.budget is not None and reward.budget >= wait:
+        message = f"{reward.budget:g} s is not below limits.batch_wait ({wait:g} s), at which the job fails"
+        yield _problem("reward.budget", message, f"less than {wait:g}, or a longer limits.batch_wait")
+    budget = reward.within(wait)
+    if reward.timeout >= budget:
+        message = f"{reward.timeout:g} s is not below the {budget:g} s in which a response must be judged"
+        yield _problem("reward.timeout", message, f"less than {budget:g}, or a longer reward.budget")
 
 
 def _prompts(spec: JobSpec) -> Iterator[Problem]:
