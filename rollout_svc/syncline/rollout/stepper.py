@@ -1,8 +1,9 @@
 """The process that takes an environment's steps for one rollout worker: `python -m syncline.rollout.stepper`.
 
-One line of JSON with the job in, `Ready` out; then for each line with an episode an `Outcome`, each from a sandbox of
-its own, so that a tool that hangs, floods or dies ends with its step. It imports no torch: a fork costs by the memory
-of the process that forks. `tools.py` starts it.
+One line of JSON with the job in, `Ready` out; then for each line with an episode an `Outcome`, in order, from a
+sandbox, so that a tool that hangs, floods or dies ends with its step. An environment of our own keeps its sandbox from
+step to step (`runtime/sandbox_kept.py`); others have one for each. It imports no torch: a fork costs by the memory of
+the process that forks. `tools.py` starts it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import msgspec
 
 from syncline.contract.job import JobSpec
 from syncline.contract.turns import Turn
-from syncline.environments.environment import Environment, load, reaches_network
-from syncline.runtime import lines, sandbox
+from syncline.environments.environment import Environment, load, reaches_network, runs_foreign_code
+from syncline.runtime import lines, sandbox, sandbox_kept
 from syncline.runtime.sandbox import Limits
 
 
@@ -39,12 +40,14 @@ def main() -> None:
         return
     limits = Limits(seconds=spec.turns.tool_timeout, memory_mb=spec.turns.tool_memory_mb)
     answer(Ready())
+    kept = not runs_foreign_code(spec.task)
+    run = sandbox_kept.runner(functools.partial(_step, environment), limits, kept=kept)
     for line in requests:
-        index, turns = msgspec.json.decode(line, type=tuple[int, tuple[Turn, ...]])
-        answer(sandbox.call(functools.partial(_step, environment, index, turns), limits))
+        answer(run(line))
 
 
-def _step(environment: Environment, index: int, turns: tuple[Turn, ...]) -> object:
+def _step(environment: Environment, line: bytes) -> object:
+    index, turns = msgspec.json.decode(line, type=tuple[int, tuple[Turn, ...]])
     return msgspec.to_builtins(environment.step(index, turns))
 
 

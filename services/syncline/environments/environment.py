@@ -26,7 +26,17 @@ from syncline.environments import (
 )
 from syncline.environments.turns import Message, Prompt, Step, Turn
 
-__all__ = ["Environment", "Message", "Prompt", "Step", "Turn", "load", "reaches_network", "validate"]
+__all__ = [
+    "Environment",
+    "Message",
+    "Prompt",
+    "Step",
+    "Turn",
+    "load",
+    "reaches_network",
+    "runs_foreign_code",
+    "validate",
+]
 
 
 class Environment(Protocol):
@@ -115,6 +125,11 @@ def load(task: TaskSpec, seed: int, data: Path | None = None) -> Environment:
 def reaches_network(task: TaskSpec) -> bool:
     """Whether the environment itself asks a server. If not, its processes leave the network before they load it."""
     return task.environment in ("python", "verifiers")
+
+
+def runs_foreign_code(task: TaskSpec) -> bool:
+    """Whether steps and scores run code that is not ours: a library's, or a user's. Ours may share a process."""
+    return task.environment not in ("calculator", "characters", "jsonl")
 
 
 def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:

@@ -1,8 +1,9 @@
 """A job's reward source as a function that the sandbox can run, and the sandbox's outcome as a reward.
 
 `python -m syncline.errands.scorer` is the process that runs it (`forker.py` starts it): one line of JSON with the job
-in, `Ready` out; then for each line with a response an `Outcome`, each from a sandbox of its own. What it imports is
-in the memory of every fork, so nothing is imported here that a scorer does not need.
+in, `Ready` out; then for each line with a response an `Outcome` from a sandbox: one for each response, or a kept one
+for an environment of our own. What it imports is in the memory of every fork, so nothing is imported here that a
+scorer does not need.
 
 Three outcomes, never confused: a finite number, `unscored` (it could not be told for this response) and `failed`
 (the scorer itself is broken). None, NaN and infinity are `unscored`, and nothing is ever turned into 0.
@@ -22,8 +23,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from syncline.contract.job import JobSpec
-from syncline.environments.environment import Environment, Prompt, Turn, load, reaches_network
-from syncline.runtime import lines, sandbox
+from syncline.environments.environment import (
+    Environment,
+    Prompt,
+    Turn,
+    load,
+    reaches_network,
+    runs_foreign_code,
+)
+from syncline.runtime import lines, sandbox, sandbox_kept
 from syncline.runtime.sandbox import Limits, Outcome
 
 if TYPE_CHECKING:
@@ -79,9 +87,14 @@ def main() -> None:
         answer(Ready(broken=str(error)))
         return
     answer(Ready(judge=scorer.judge))
+    kept = spec.reward.source == "environment" and not runs_foreign_code(spec.task)
+    run = sandbox_kept.runner(functools.partial(_scored, scorer), scorer.limits, kept=kept)
     for line in requests:
-        asked = msgspec.json.decode(line, type=tuple[str, int, str, tuple[Turn, ...]])
-        answer(sandbox.call(scorer.task(*asked), scorer.limits))
+        answer(run(line))
+
+
+def _scored(scorer: Scorer, line: bytes) -> object:
+    return scorer.task(*msgspec.json.decode(line, type=tuple[str, int, str, tuple[Turn, ...]]))()
 
 
 def make(spec: JobSpec) -> Scorer:

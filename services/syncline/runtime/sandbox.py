@@ -16,36 +16,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
-import resource
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import msgspec
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+from syncline.runtime import sandbox_child
+from syncline.runtime.sandbox_child import LIBC, MESSAGE_LIMIT, RESULT_LIMIT, Limits, Report, die_with_parent
+
+__all__ = ["Kind", "Limits", "Outcome", "SandboxLeak", "call", "die_with_parent", "leave_network"]
+
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_RESULT_FD = 3
-_RESULT_LIMIT = 64 * 1024  # bytes
-_FILE_LIMIT = 16 * 1024 * 1024  # bytes that the function may write to one file
-_MESSAGE_LIMIT = 500  # characters of an exception's message
+_PR_SET_CHILD_SUBREAPER = 36
 _SWEEPS = 200  # rounds of killing what a fork bomb left, before we say that we cannot
 
 Kind = Literal["value", "raised", "timeout", "memory", "lost", "unreadable"]
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the function may use. `memory_mb` is on top of what the parent uses already."""
-
-    seconds: float
-    memory_mb: int
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,44 +61,26 @@ class SandboxLeak(Exception):
     """Processes that a function started could not be killed: the caller must end rather than go on."""
 
 
-class _Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child writes into its pipe, once."""
-
-    kind: Literal["value", "raised", "memory", "unreadable"]
-    value: object = None
-    error: str = ""
-    reason: str = ""
-    passing: bool = False
-
-
 def call(function: Callable[[], object], limits: Limits) -> Outcome:
     """Run `function` in a child of its own and return how that ended, at most `limits.seconds` (and a little) later.
 
     Raises `SandboxLeak` if processes are left that cannot be killed, `OSError` if no child can be forked.
     """
     begun = time.monotonic()
-    if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "cannot become the reaper of orphaned processes")
-    before = _children()
+    before = own_children()
     reading, writing = os.pipe()
     parent = os.getpid()
-    bounds = _bounds(limits)
+    bounds = sandbox_child.bounds_of(limits)
     child = os.fork()
     if child == 0:
-        _child(function, writing, bounds, parent)
+        sandbox_child.once(function, writing, bounds, parent)
     os.close(writing)
     try:
-        data, ended = _await(child, reading, begun + limits.seconds)
+        data, ended = await_result(child, reading, begun + limits.seconds)
     finally:
         os.close(reading)
-        status = _kill(child)
-        _sweep(before)
-    return _outcome(data, ended, status, limits, time.monotonic() - begun)
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this process when the one that forked it dies."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        status = end(child, before)
+    return outcome_of(data, ended, status, limits, time.monotonic() - begun)
 
 
 def leave_network() -> bool:
@@ -116,109 +88,18 @@ def leave_network() -> bool:
 
     The second way needs no privilege, but a process with one thread: call it before a library starts others.
     """
-    return any(_LIBC.unshare(flags) == 0 for flags in (_CLONE_NEWNET, _CLONE_NEWUSER | _CLONE_NEWNET))
+    return any(LIBC.unshare(flags) == 0 for flags in (_CLONE_NEWNET, _CLONE_NEWUSER | _CLONE_NEWNET))
 
 
-def _bounds(limits: Limits) -> dict[int, int]:
-    """The child's resource limits, told here because reading /proc costs a child more than its parent."""
-    wanted = {
-        resource.RLIMIT_CPU: int(limits.seconds) + 1,
-        resource.RLIMIT_FSIZE: _FILE_LIMIT,
-        resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NPROC: 0,  # does not bind root; the sweep does
-        resource.RLIMIT_AS: _own_memory() + limits.memory_mb * 1024 * 1024,
-    }
-    hard = {what: resource.getrlimit(what)[1] for what in wanted}
-    return {
-        w: limit if hard[w] == resource.RLIM_INFINITY else min(limit, hard[w]) for w, limit in wanted.items()
-    }
+# ---- what `sandbox_kept.py` shares
+Ended = Literal["exit", "line", "deadline", "flood"]
 
 
-def _environment_block() -> tuple[int, int]:
-    """Where the kernel keeps this process's environment: env_start and env_end, fields 50 and 51 of proc(5)."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    return int(fields[47]), int(fields[48])
+def await_result(child: int, reading: int, deadline: float, *, line: bool = False) -> tuple[bytes, Ended]:
+    """All that the child wrote until it ended, or until its deadline, or until it had written too much.
 
-
-_ENVIRONMENT = _environment_block()
-
-
-# ---- the child ------------------------------------------------------------------------------------------------
-def _child(function: Callable[[], object], writing: int, bounds: dict[int, int], parent: int) -> NoReturn:
-    """Never returns into the parent's stack, whatever the function does."""
-    try:
-        report = _Report(kind="raised", error="SystemExit", reason="the sandbox could not be set up")
-        try:
-            _enclose(writing, bounds, parent)
-            report = _valued(function())
-        finally:
-            error = sys.exception()
-            if error is not None:
-                report = _raised(error)
-            _write(msgspec.json.encode(report))
-    finally:
-        os._exit(0)
-
-
-def _enclose(writing: int, bounds: dict[int, int], parent: int) -> None:
-    os.setsid()
-    die_with_parent()
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(0)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGXCPU, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    # whatever stood here may write to a descriptor that is closed below
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode) for fd, mode in ((0, "r"), (1, "w"), (2, "w")))
-    os.dup2(writing, _RESULT_FD)
-    os.closerange(_RESULT_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    _forget_environment()
-    for what, limit in bounds.items():
-        resource.setrlimit(what, (limit, limit))
-
-
-def _forget_environment() -> None:
-    """Clear the environment, and the block of memory in which `/proc/self/environ` would still show it."""
-    os.environ.clear()
-    start, end = _ENVIRONMENT
-    if 0 < start < end:
-        ctypes.memset(start, 0, end - start)
-
-
-def _valued(value: object) -> _Report:
-    try:
-        body = json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        return _Report(kind="unreadable", reason=f"returned what is no JSON: {error}"[:_MESSAGE_LIMIT])
-    if len(body) > _RESULT_LIMIT // 2:
-        return _Report(kind="unreadable", reason=f"returned {len(body)} bytes of JSON")
-    if (
-        isinstance(value, float) and not -1.7e308 < value < 1.7e308
-    ):  # NaN or infinite: JSON has no such number
-        return _Report(kind="value", value=str(value))
-    return _Report(kind="value", value=value)
-
-
-def _raised(error: BaseException) -> _Report:
-    name = type(error).__name__
-    reason = f"{name}: {error}"[:_MESSAGE_LIMIT]
-    if isinstance(error, MemoryError):
-        return _Report(kind="memory", error=name, reason=reason)
-    passing = isinstance(error, OSError)
-    return _Report(kind="raised", error=name, reason=reason, passing=passing)
-
-
-def _write(body: bytes) -> None:
-    while body:
-        body = body[os.write(_RESULT_FD, body) :]
-
-
-# ---- the parent -----------------------------------------------------------------------------------------------
-def _await(child: int, reading: int, deadline: float) -> tuple[bytes, Literal["exit", "deadline", "flood"]]:
-    """All that the child wrote until it ended, or until its deadline, or until it had written too much."""
+    line  a whole line is waited for, too
+    """
     data = bytearray()
     os.set_blocking(reading, False)
     watched = os.pidfd_open(child)
@@ -230,8 +111,10 @@ def _await(child: int, reading: int, deadline: float) -> tuple[bytes, Literal["e
             left = deadline - time.monotonic()
             ready = dict(poll.poll(max(0.0, left) * 1000))
             data += _drained(reading)
-            if len(data) > _RESULT_LIMIT:
+            if len(data) > RESULT_LIMIT:
                 return bytes(data), "flood"
+            if line and data.endswith(b"\n"):
+                return bytes(data), "line"
             if watched in ready:
                 return bytes(data + _drained(reading)), "exit"
             if ready.get(reading, 0) & select.POLLHUP:  # closed its pipe and lives on
@@ -245,17 +128,22 @@ def _await(child: int, reading: int, deadline: float) -> tuple[bytes, Literal["e
 def _drained(reading: int) -> bytes:
     data = bytearray()
     with contextlib.suppress(BlockingIOError):
-        while len(data) <= _RESULT_LIMIT and (part := os.read(reading, 65536)):
+        while len(data) <= RESULT_LIMIT and (part := os.read(reading, 65536)):
             data += part
     return bytes(data)
 
 
-def _kill(child: int) -> int:
-    """Kill the child's whole process group, then reap it. Returns its wait status."""
+def end(child: int, before: set[int]) -> int:
+    """Kill the child's whole process group, reap it, and sweep up after it. Returns its wait status.
+
+    before  `own_children()` before it was forked
+    """
     for kill in (os.killpg, os.kill):  # the group does not exist if it was killed before `setsid`
         with contextlib.suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
+    status = os.waitpid(child, 0)[1]
+    _sweep(before)
+    return status
 
 
 def _sweep(before: set[int]) -> None:
@@ -276,6 +164,13 @@ def _sweep(before: set[int]) -> None:
     raise SandboxLeak(f"processes {sorted(_children() - before)} of a sandboxed function could not be killed")
 
 
+def own_children() -> set[int]:
+    """Children of this process, which reaps orphans of its own from now on."""
+    if LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot become the reaper of orphaned processes")
+    return _children()
+
+
 def _children() -> set[int]:
     found: set[int] = set()
     for thread in Path("/proc/self/task").iterdir():
@@ -284,28 +179,23 @@ def _children() -> set[int]:
     return found
 
 
-def _own_memory() -> int:
-    """Bytes of address space that this process uses."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _outcome(
-    data: bytes, ended: Literal["exit", "deadline", "flood"], status: int, limits: Limits, seconds: float
-) -> Outcome:
+def outcome_of(data: bytes, ended: Ended, status: int, limits: Limits, seconds: float) -> Outcome:
+    """What a child's answer, or its end, means. status: its wait status; of no meaning for a line."""
     if ended == "deadline":
         return Outcome(kind="timeout", reason=f"killed after {limits.seconds:g} s", seconds=seconds)
     if ended == "flood":
-        return Outcome(kind="unreadable", reason=f"wrote over {_RESULT_LIMIT} bytes", seconds=seconds)
-    code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGXCPU:
-        return Outcome(kind="timeout", reason="used up its processor time", seconds=seconds)
-    if code < 0:
-        return Outcome(kind="lost", reason=f"killed by {signal.Signals(-code).name}", seconds=seconds)
-    if not data:
-        return Outcome(kind="lost", reason=f"ended with exit code {code} and no result", seconds=seconds)
+        return Outcome(kind="unreadable", reason=f"wrote over {RESULT_LIMIT} bytes", seconds=seconds)
+    if ended == "exit":
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGXCPU:
+            return Outcome(kind="timeout", reason="used up its processor time", seconds=seconds)
+        if code < 0:
+            return Outcome(kind="lost", reason=f"killed by {signal.Signals(-code).name}", seconds=seconds)
+        if not data:
+            return Outcome(kind="lost", reason=f"ended with exit code {code} and no result", seconds=seconds)
     try:
-        report = msgspec.json.decode(data, type=_Report)
+        report = msgspec.json.decode(data, type=Report)
     except msgspec.MsgspecError as error:
-        return Outcome(kind="unreadable", reason=f"result: {error}"[:_MESSAGE_LIMIT], seconds=seconds)
+        return Outcome(kind="unreadable", reason=f"result: {error}"[:MESSAGE_LIMIT], seconds=seconds)
     fields = {name: getattr(report, name) for name in report.__struct_fields__}
     return Outcome(**fields, seconds=seconds)
