@@ -85,6 +85,32 @@ def test_a_killed_process_loses_its_step_and_is_replaced() -> None:
     tools.close()
 
 
+def test_steps_sent_ahead_to_a_killed_process_are_taken_by_the_next() -> None:
+    tools = tools_of("calculator")
+    tools.ask("a", 0, (Turn(text="!12"),))
+    answered(tools, 1)
+    [child] = [process for process in psutil.Process().children() if is_stepper(process)]
+    child.send_signal(signal.SIGSTOP)
+    for key in ("b", "c", "d", "e"):
+        tools.ask(key, 0, (Turn(text="!12"),))
+    assert tools.answers() == []
+    tools.cancel("d")
+    child.send_signal(signal.SIGKILL)
+    found = {one.key: one.outcome.kind for one in answered(tools, 3)}
+    assert found == {"b": "lost", "c": "value", "e": "value"}
+    tools.close()
+
+
+def test_a_foreign_environment_is_at_one_step_and_its_deadline_is_each_steps_own() -> None:
+    tools = tools_of("python", function="bad_tools:made")
+    for key in ("1", "2", "3"):
+        tools.ask(key, 0, (Turn(text="hang"),))
+    found = answered(tools, 3)
+    assert [(one.key, one.outcome.kind) for one in found] == [(key, "timeout") for key in ("1", "2", "3")]
+    assert all(one.outcome.seconds < 6 for one in found)
+    tools.close()
+
+
 def test_an_environment_that_cannot_be_made_says_why() -> None:
     tools = tools_of("python", function="bad_tools:absent")
     tools.ask("a", 0, (Turn(text="x"),))

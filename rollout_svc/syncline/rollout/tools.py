@@ -1,7 +1,9 @@
 """Steps of the environment, taken in processes of their own while the engine goes on sampling.
 
 A process takes one step at a time; more wait in order. It keeps the step's deadline itself; one that is silent beyond
-it, or has died, is ended and started anew, and the step it was at is `lost`.
+it, or has died, is ended and started anew, and the step it was at is `lost`. To a process whose steps are quick, since
+its environment is our own, some that wait are sent ahead: an answer and a question for each tick would be most of a
+step's time. Of a process that is ended, they wait again.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ import msgspec
 
 from syncline.contract.job import JobSpec
 from syncline.contract.turns import Turn
+from syncline.environments.environment import runs_foreign_code
 from syncline.rollout.stepper import Ready
 from syncline.runtime.sandbox import Outcome
 
 _START = 120.0  # seconds until a process must be ready
 _GRACE = 30.0  # seconds beyond a step's own deadline
+_AHEAD = 32  # steps sent to one process of our own
+_WIRE = 64 * 1024  # bytes of them
 
 
 class BrokenEnvironment(ValueError):
@@ -35,8 +40,15 @@ class Answer(msgspec.Struct, frozen=True):
     outcome: Outcome
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """A step that is asked for. `key` "": nobody waits for it any more."""
+
+    key: str
+    line: bytes
+
+
 class _Process:
-    """One stepper. `key`: whose step it takes; None: it is idle."""
+    """One stepper. `asked`: the steps sent to it, in order; it is at the first."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._wire, theirs = socket.socketpair()
@@ -49,33 +61,59 @@ class _Process:
         self._wire.setblocking(False)
         self._until = time.monotonic() + _START
         self._allowed = spec.turns.tool_timeout + _GRACE
+        self._ahead = 1 if runs_foreign_code(spec.task) else _AHEAD
         self.ready = False
-        self.key: str | None = None
+        self.asked: deque[_Asked] = deque()
 
-    def ask(self, key: str, index: int, turns: tuple[Turn, ...]) -> None:
-        """Begin a step. The process is idle, so nothing else is in the wire's way."""
-        self.key, self._until = key, time.monotonic() + self._allowed
+    def takes(self, step: _Asked) -> bool:
+        """Whether it may be sent one more now.
+
+        Steps ahead stay within what the wire holds: while we write, it might wait for us to read.
+        """
+        sent = sum(len(asked.line) for asked in self.asked)
+        fits = len(self.asked) < self._ahead and sent + len(step.line) <= _WIRE
+        return self.ready and (not self.asked or fits)
+
+    def ask(self, step: _Asked) -> None:
+        """Send it a step."""
+        if not self.asked:
+            self._until = time.monotonic() + self._allowed
+        self.asked.append(step)
         self._wire.setblocking(True)
         with contextlib.suppress(ConnectionError):  # dead: `line` will tell
-            self._wire.sendall(msgspec.json.encode((index, turns)) + b"\n")
+            self._wire.sendall(step.line)
         self._wire.setblocking(False)
+
+    def answered(self) -> _Asked:
+        """It has answered the first of its steps: it is at the next."""
+        self._until = time.monotonic() + self._allowed
+        return self.asked.popleft()
+
+    def cancel(self, key: str) -> None:
+        """Nobody waits for this step any more."""
+        none = [msgspec.structs.replace(a, key="") if a.key == key else a for a in self.asked]
+        self.asked = deque(none)
 
     def line(self) -> bytes | None:
         """The line that it has written, or None. Raises `ConnectionError` for one that is dead or overdue."""
-        try:
-            while part := self._wire.recv(1 << 16):
-                self._data += part
-            dead = True
-        except BlockingIOError:
-            dead = False
+        dead = self._read() if b"\n" not in self._data else False
         line, found, rest = self._data.partition(b"\n")
         if found:
             self._data = rest
             return bytes(line)
-        busy = self.key is not None or not self.ready
+        busy = bool(self.asked) or not self.ready
         if dead or (busy and time.monotonic() > self._until):
             raise ConnectionError(f"the environment's process ended with exit code {self.close()}")
         return None
+
+    def _read(self) -> bool:
+        """Read what there is. True: it has ended."""
+        try:
+            while part := self._wire.recv(1 << 16):
+                self._data += part
+        except BlockingIOError:
+            return False
+        return True
 
     def close(self) -> int:
         """End it, and with it a sandbox that runs. Returns its exit code."""
@@ -90,38 +128,27 @@ class Tools:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._processes: list[_Process] = []
-        self._queue: deque[tuple[str, int, tuple[Turn, ...]]] = deque()
+        self._queue: deque[_Asked] = deque()
 
     def ask(self, key: str, index: int, turns: tuple[Turn, ...]) -> None:
         """Take the step that follows the last of `turns`, in the episode at prompt `index`."""
-        self._queue.append((key, index, turns))
+        self._queue.append(_Asked(key, msgspec.json.encode((index, turns)) + b"\n"))
 
     def cancel(self, key: str) -> None:
-        """Nobody waits for this step any more. One that runs goes on to its end, and is not told of."""
-        self._queue = deque(asked for asked in self._queue if asked[0] != key)
+        """Nobody waits for this step any more. One that was sent goes on to its end, and is not told of."""
+        self._queue = deque(asked for asked in self._queue if asked.key != key)
         for process in self._processes:
-            if process.key == key:
-                process.key = ""
+            process.cancel(key)
 
     def answers(self) -> list[Answer]:
         """Steps that have ended since, and begin those that wait. Raises `BrokenEnvironment`."""
-        found = []
+        found: list[Answer] = []
         for process in list(self._processes):
             try:
-                line = process.line()
+                _hear(process, found)
             except ConnectionError as error:
                 self._processes.remove(process)
-                if not process.ready:
-                    raise BrokenEnvironment(f"{error} before it was ready") from error
-                if process.key:
-                    found.append(Answer(process.key, Outcome(kind="lost", reason=str(error))))
-                continue
-            if line is not None and not process.ready:
-                _open(process, line)
-            elif line is not None:
-                key, process.key = process.key, None
-                if key:
-                    found.append(Answer(key, msgspec.json.decode(line, type=Outcome)))
+                found += self._lost(process, str(error))
         self._begin()
         return found
 
@@ -131,14 +158,36 @@ class Tools:
             process.close()
         self._processes = []
 
+    def _lost(self, process: _Process, why: str) -> list[Answer]:
+        """A process has ended: the step it was at is lost, and those sent ahead wait again."""
+        if not process.ready:
+            raise BrokenEnvironment(f"{why} before it was ready")
+        if not process.asked:
+            return []
+        first = process.asked.popleft()
+        self._queue.extendleft(asked for asked in reversed(process.asked) if asked.key)
+        return [Answer(first.key, Outcome(kind="lost", reason=why))] if first.key else []
+
     def _begin(self) -> None:
-        idle = [process for process in self._processes if process.ready and process.key is None]
+        idle = [process for process in self._processes if process.ready and not process.asked]
         starting = sum(not process.ready for process in self._processes)
         wanted = min(self._spec.turns.tool_processes - len(self._processes), len(self._queue) - len(idle))
         for _ in range(wanted - starting):
             self._processes.append(_Process(self._spec))
-        for process in idle[: len(self._queue)]:
-            process.ask(*self._queue.popleft())
+        while self._queue:
+            takers = [process for process in self._processes if process.takes(self._queue[0])]
+            if not takers:
+                return
+            min(takers, key=lambda process: len(process.asked)).ask(self._queue.popleft())
+
+
+def _hear(process: _Process, found: list[Answer]) -> None:
+    """Add what a process has answered to `found`. Raises `ConnectionError` for one that has ended."""
+    while (line := process.line()) is not None:
+        if not process.ready:
+            _open(process, line)
+        elif key := process.answered().key:
+            found.append(Answer(key, msgspec.json.decode(line, type=Outcome)))
 
 
 def _open(process: _Process, line: bytes) -> None:
