@@ -149,10 +149,18 @@ class TorchEngine:
         return self._routes
 
     # ---- scores -----------------------------------------------------------------------------------------
+    @contextmanager
+    def as_rollout(self) -> Iterator[None]:
+        """Inside, the model is what rollout will hold of the present weights and multiplies as rollout does: scores and
+        free routes, without gradients.
+        """
+        with torch.no_grad(), self._need_numerics().as_rollout(self._need()):
+            yield
+
     def score(self, samples: Sequence[Sample], as_rollout: bool = False) -> list[array[float]]:
         live = self._need()
         out: list[array[float]] = [array("f")] * len(samples)
-        with torch.no_grad(), self._need_numerics().as_rollout(live) if as_rollout else nullcontext():
+        with self.as_rollout() if as_rollout else torch.no_grad():
             for indices in self._plan(samples):
                 part_samples = [samples[i] for i in indices]
                 rows = rows_of(part_samples, self._device)

@@ -1,0 +1,110 @@
+"""Level 3: one operator. The rollout engine's own module and the trainer's, against products that are written anew.
+
+Three products of the same input: wide (BF16 values, FP64 sums), QDQ (both operands through codes and back, FP64 sums)
+and what the engines compute. Kernel and QDQ differ by the order of FP32 additions; QDQ and wide by the quantizers.
+Legend: S rows, K contraction, N outputs, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from syncline.contract.schemes import Format, Scheme
+from syncline.lab.ladder.records import Check
+from syncline.lab.ladder.subject import Subject
+from syncline.numerics.quantized import dequantize, outer_scale, quantize
+from syncline.reference.packed import PackedLinear, Stack
+from syncline.rollout.engines.weights import Weights
+
+ROWS = 24
+KERNEL = 2e-6
+"""Of the largest output: FP32 additions in another order, over at most a few thousand products."""
+STEP: dict[Format, float] = {"fp8_block": 2**-4, "mxfp8": 2**-4, "int4": 1 / 7, "mxfp4": 1 / 3, "nvfp4": 1 / 3}
+"""Largest error of one value, as a share of its block's largest: half a step of the coarsest binade or grid, with
+the loss of a scale that is rounded to a power of two."""
+
+
+def checks(subject: Subject) -> Iterator[Check]:
+    """The first low-bit tensor of each family, on both sides; nothing to compare in a recipe without families."""
+    active = subject.serving()
+    for family in subject.contract.families:
+        owner, stack = next(found for found in active.packed.stacks.items() if found[1].family == family.name)
+        x_SK, offsets = _input(stack)
+        exact_SN = _product(x_SK, _values(stack), offsets, stack.activation)
+        wide_SN = _product(x_SK, _wide(subject, stack), offsets, None)
+        top = float(exact_SN.abs().max())
+        kernel = _apart(_rollout(active, owner, stack, x_SK, offsets), exact_SN) / top
+        yield Check(
+            name=f"{family.name}: rollout's kernel against QDQ",
+            found=kernel,
+            bound=KERNEL,
+            source="FP32 additions in another order",
+            unit="of the largest output",
+            where="" if kernel <= KERNEL else owner,
+        )
+        error = _apart(exact_SN, wide_SN) / float(wide_SN.abs().max())
+        bound = STEP[stack.scheme.format] + (0 if stack.activation is None else STEP[stack.activation.format])
+        yield Check(
+            name=f"{family.name}: QDQ against BF16",
+            found=error,
+            bound=bound,
+            source=f"half a step of {stack.scheme.format}",
+            unit="of the largest output",
+            where="" if error <= bound else owner,
+        )
+
+
+def _input(stack: Stack) -> tuple[Tensor, Tensor]:
+    """Rows with BF16 values, some experts with none: x [S, K], offsets [E]."""
+    experts = stack.size[0]
+    generator = torch.Generator().manual_seed(3)
+    x_SK = torch.randn(ROWS, stack.size[-1], generator=generator).bfloat16().float()
+    cut = torch.sort(torch.randint(0, ROWS + 1, (experts - 1,), generator=generator)).values
+    return x_SK, torch.cat((cut, torch.tensor([ROWS]))).to(torch.int32)
+
+
+def _rollout(active: Weights, owner: str, stack: Stack, x_SK: Tensor, offsets: Tensor) -> Tensor:
+    """What the engine's own module computes."""
+    module: nn.Module = active.model.get_submodule(owner.rpartition(".")[0])
+    with torch.inference_mode():
+        y_SN: Tensor = module(x_SK) if isinstance(module, PackedLinear) else stack(x_SK, offsets)
+    if isinstance(module, PackedLinear) and module.bias is not None:
+        y_SN = y_SN - module.bias
+    return y_SN.double()
+
+
+def _values(stack: Stack) -> Tensor:
+    """What codes and scales stand for: FP64 [E, P x N, K]."""
+    return dequantize(stack.held()).double().flatten(1, 2)
+
+
+def _wide(subject: Subject, stack: Stack) -> Tensor:
+    """The trainer's values of the same weights, rounded to BF16."""
+    wide = subject.wide()
+    rows = [torch.cat([wide[entry.name] for entry in row]) for row in stack.entries]
+    return torch.stack(rows).bfloat16().double()
+
+
+def _product(x_SK: Tensor, w_ENK: Tensor, offsets: Tensor, activation: Scheme | None) -> Tensor:
+    """[S, N] in FP64, the input through `activation`'s codes row by row where there are any."""
+    held_SK = x_SK.double()
+    if activation is not None:
+        held_SK = torch.stack([_through(row_K, activation) for row_K in x_SK])
+    starts = [0, *offsets.tolist()[:-1]]
+    parts = [
+        held_SK[start:end] @ w_NK.T
+        for start, end, w_NK in zip(starts, offsets.tolist(), w_ENK, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _through(row_K: Tensor, scheme: Scheme) -> Tensor:
+    outer = outer_scale([row_K], scheme) if scheme.format == "nvfp4" else None
+    return dequantize(quantize(row_K[None], scheme, "row", outer))[0].double()
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
