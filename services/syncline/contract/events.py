@@ -166,7 +166,8 @@ class WorkerLost(msgspec.Struct, frozen=True, tag="worker_lost", forbid_unknown_
 class Alarm(msgspec.Struct, frozen=True, tag="alarm", forbid_unknown_fields=True, kw_only=True):
     """A measured term has drifted from its baseline. Changes nothing in the job; people should look.
 
-    Stamped by the trainer, once per update; the scheduler repeats it in the job's hash.
+    Stamped by the trainer, once per update, and by errands when a judge's version changes; the scheduler repeats it in
+    the job's hash.
     """
 
     who: str

@@ -85,6 +85,15 @@ CELERY = Key(
     ends="forever",
     says="errands on their way (id: the queue, or a name that Celery gives its own bookkeeping); empties itself",
 )
+JUDGED = Key(
+    name="judged",
+    scope="global",
+    kind="zset",
+    writers=("errands",),
+    readers=("errands",),
+    ends="forever",
+    says="jobs with an HTTP judge, by when they last had something for it; a job's end removes it",
+)
 DEVICES = Key(
     name="devices",
     scope="id",
@@ -100,10 +109,11 @@ JOB = Key(
     name="job",
     scope="job",
     kind="hash",
-    writers=("gateway", "scheduler"),
+    writers=("gateway", "scheduler", "errands"),
     readers=("gateway", "scheduler", "rollout", "trainer", "sync", "errands"),
     ends="with the job",
-    says="resolved spec (JSON), its hash, state, reason, waits (JSON), created, started, ended, folder",
+    says="resolved spec (JSON), its hash, state, reason, waits (JSON), created, started, ended, folder; `judge`: "
+    "`judging.JudgeStatus` (JSON), by errands",
 )
 MACHINE = Key(
     name="machine",
@@ -118,7 +128,7 @@ EVENTS = Key(
     name="events",
     scope="job",
     kind="stream",
-    writers=("rollout", "trainer", "sync", "gateway", "scheduler"),
+    writers=("rollout", "trainer", "sync", "gateway", "scheduler", "errands"),
     readers=("scheduler", "gateway"),
     ends="with the job",
     says="`events.Event`: what happened; folding them rebuilds the machine; also what SSE sends",
@@ -215,6 +225,15 @@ DELIVERIES = Key(
     readers=("errands",),
     ends="with the job",
     says="trajectory/attempt -> times its scoring began and did not end: an errand that kills its worker is counted",
+)
+JUDGING = Key(
+    name="judging",
+    scope="job",
+    kind="stream",
+    writers=("errands",),
+    readers=("errands",),
+    ends="with the job",
+    says="`judging.Judgeable`: score errands for the job's HTTP judge; deleted when taken, for the ledger has them too",
 )
 CLAIMS = Key(
     name="claims",

@@ -49,8 +49,12 @@ class RewardSpec(Part):
     function: str | None = Field(
         None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function"
     )
-    url: str | None = Field(None, pattern=r"^https?://\S+$", description="http: the judge; see docs/judges.md")
-    timeout: float = Field(5.0, gt=0, le=3600, description="seconds for one trajectory; http: for one request")
+    url: str | None = Field(
+        None, pattern=r"^https?://\S+$", description="http: the judge; see docs/judges.md"
+    )
+    timeout: float = Field(
+        5.0, gt=0, le=3600, description="seconds for one trajectory; http: for one request"
+    )
     memory_mb: int = Field(512, ge=64, le=65536)
     retries: int = Field(2, ge=0, le=20, description="more tries after a failure that may pass")
     batch: int = Field(1, ge=1, le=1024, description="http: responses in one request; more than 1: as a list")

@@ -2,7 +2,8 @@
 
 It has as many worker processes as cores, at most 4, unless `--concurrency` says otherwise.
 This process holds the connection to Celery's queue and the heartbeat; each of its children has a process per job
-that scores (`scorer.py`). A child that dies is replaced, and its message is delivered again.
+that scores (`scorer.py`). A child that dies is replaced, and its message is delivered again. HTTP judges are asked by
+processes that this one keeps (`keeper.py`), so that a slow one holds nobody.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from syncline.errands.keeper import Keeper
 from syncline.errands.loop import Scoring
 from syncline.runtime import tracing
 from syncline.runtime.bus import Bus
@@ -43,7 +45,9 @@ def main(context: ServiceContext, concurrency: int) -> None:
     url = context.settings.redis_url
     child = Child(url)
     watch = WorkerWatch(context.bus)
+    keeper = Keeper(context)
     context.thread("watch", lambda: watch.until(context.stopping))
+    keeping = context.thread("keeper", lambda: keeper.until(context.stopping))
     context.ready(True)
     serve(
         url,
@@ -52,6 +56,8 @@ def main(context: ServiceContext, concurrency: int) -> None:
         prepare=child.prepare,
         leave=tracing.shutdown,
     )
+    context.stopping.set()
+    keeping.join()
 
 
 if __name__ == "__main__":

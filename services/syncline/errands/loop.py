@@ -1,7 +1,7 @@
 """Scoring trajectories.
 
 consumes      `syncline.score` messages (Celery): trajectory ids of one job
-produces      rewards in the ledger, `token.rewarded` hops, dead letters
+produces      rewards in the ledger, `token.rewarded` hops, dead letters; `judging` for jobs with an HTTP judge
 waits for     messages; a sandboxed scorer, at most `reward.timeout` seconds
 unblocked by  rollout workers that publish, the scheduler that sends lost errands again
 """
@@ -16,20 +16,20 @@ from collections.abc import Sequence
 import msgspec
 
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import DEAD, DELIVERIES, JOB, TRAJECTORIES
-from syncline.contract.token_path import REWARDED, BadTrajectory, Reward, Trajectory, decode
+from syncline.contract.judging import Judgeable
+from syncline.contract.streams import DELIVERIES, JOB, JUDGED, JUDGING, TRAJECTORIES
+from syncline.contract.token_path import BadTrajectory, Reward, Trajectory, decode
 from syncline.errands.forker import Forker
+from syncline.errands.rewarding import give, wanted
 from syncline.errands.scorer import BrokenScorer, judged
-from syncline.runtime import tracing
 from syncline.runtime.bus import Bus
 from syncline.runtime.errands import DELIVERIES as MOST_DELIVERIES
 from syncline.runtime.errands import Errands, ScoreErrand
-from syncline.runtime.ledger import Ledger, LedgerEntry
+from syncline.runtime.ledger import Ledger
 
 _LOG = logging.getLogger(__name__)
 _JOBS = 4  # jobs whose scorer, a process, a worker keeps
 _ROUND = 600.0  # seconds after which a message's remaining errands are sent on as a new one
-_DEAD_CAP = 10_000
 _FIRST_PAUSE, _LAST_PAUSE = 0.25, 30.0  # seconds before a scorer is tried again
 
 
@@ -49,6 +49,10 @@ class Scoring:
 
     def score(self, job: str, errands: Sequence[ScoreErrand]) -> None:
         """Score each of them that still needs it, each in its own sandbox."""
+        known = self._job(job)
+        if known is not None and known.spec.reward.source == "http":
+            self._hand_on(job, errands)
+            return
         begun = time.monotonic()
         for place, errand in enumerate(errands):
             if place and time.monotonic() - begun > _ROUND:
@@ -61,29 +65,24 @@ class Scoring:
                 self._one(job, known, errand, deliveries)
             self._bus.hdel(DELIVERIES.at(job), key)
 
+    def _hand_on(self, job: str, errands: Sequence[ScoreErrand]) -> None:
+        """To the process that asks the job's judge; whatever else waits here need not wait for it."""
+        for e in errands:
+            judgeable = Judgeable(trajectory=e.trajectory, attempt=e.attempt, traceparent=e.traceparent)
+            self._bus.append(JUDGING.at(job), judgeable)
+        self._bus.zadd(JUDGED.at(), {job: time.time()})
+
     def _one(self, job: str, known: _Job, errand: ScoreErrand, deliveries: int) -> None:
         entry = known.ledger.entry(errand.trajectory)
-        if not _wanted(entry, errand) or entry is None or entry.stream_id is None:
+        if entry is None or entry.stream_id is None or not wanted(entry, errand.attempt):
             return
         record = self._record(job, entry.stream_id)
         began = time.time()
         reward = self._reward(job, known, errand, record, deliveries)
-        if reward is None or not known.ledger.reward(reward):
+        if reward is None:
             return
-        if reward.state == "failed":
-            self._bury(job, reward)
         parent = errand.traceparent or (record.traceparent if isinstance(record, Trajectory) else None)
-        tracing.record(
-            REWARDED,
-            parent,
-            began,
-            time.time(),
-            job=job,
-            trajectory=reward.trajectory,
-            attempt=reward.attempt,
-            state=reward.state,
-            reward=reward.value,
-        )
+        give(self._bus, job, known.ledger, reward, parent, began)
 
     def _reward(
         self, job: str, known: _Job, errand: ScoreErrand, record: Trajectory | str, deliveries: int
@@ -123,12 +122,6 @@ class Scoring:
         except BadTrajectory as error:
             return str(error)
 
-    def _bury(self, job: str, reward: Reward) -> None:
-        letter = {"trajectory": reward.trajectory, "attempt": reward.attempt, "reason": reward.reason}
-        fields = {name.encode(): str(value).encode() for name, value in letter.items()}
-        self._bus.append(DEAD.at(job), fields, cap=_DEAD_CAP)
-        _LOG.error("%s attempt %d: reward failed: %s", reward.trajectory, reward.attempt, reward.reason)
-
     def _job(self, job: str) -> _Job | None:
         """What this worker knows of a job; None: the job has gone and its errands with it."""
         if job in self._jobs:
@@ -151,16 +144,6 @@ class Scoring:
         while len(self._jobs) > _JOBS:
             self._jobs.popitem(last=False)[1].forker.close()
         return self._jobs[job]
-
-
-def _wanted(entry: LedgerEntry | None, errand: ScoreErrand) -> bool:
-    """False for an errand that came twice, or whose trajectory has moved on."""
-    return (
-        entry is not None
-        and entry.state == "buffered"
-        and entry.attempt == errand.attempt
-        and entry.reward is None
-    )
 
 
 def _failed(errand: ScoreErrand, reason: str) -> Reward:

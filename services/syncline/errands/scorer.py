@@ -18,7 +18,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,19 +34,11 @@ from syncline.environments.environment import (
 from syncline.runtime import lines, sandbox, sandbox_kept
 from syncline.runtime.sandbox import Limits, Outcome
 
-if TYPE_CHECKING:
-    import httpx
-
 _IMPORT = Limits(seconds=60.0, memory_mb=16384)  # for a trial import of a user's module
-_BUSY = (408, 425, 429)  # HTTP statuses, beside 5xx, that mean "later"
 
 
 class BrokenScorer(ValueError):
     """The scorer of a job cannot be made. The message names the function, option or file."""
-
-
-class ScorerBusy(ConnectionError):
-    """An HTTP scorer could not answer now."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -126,18 +118,7 @@ def make(spec: JobSpec) -> Scorer:
                 limits=limits,
             )
         case "http":
-            import httpx  # large: only if used
-
-            url = str(reward.url)
-            # made here, where certificates are read once; each sandbox opens its own connection with it
-            client = httpx.Client(timeout=reward.timeout, trust_env=False, follow_redirects=False)
-            return Scorer(
-                judge=f"http {url}",
-                task=lambda trajectory, prompt, text, turns: functools.partial(
-                    _http, client, url, environment, trajectory, prompt, text, turns
-                ),
-                limits=limits,
-            )
+            raise BrokenScorer("an HTTP judge is asked by `errands/judge.py`, and has no scorer")
 
 
 def judged(outcome: Outcome) -> Verdict:
@@ -155,44 +136,12 @@ def _python(
     function: Callable[..., object], environment: Environment, index: int, text: str, turns: tuple[Turn, ...]
 ) -> object:
     prompt = environment.prompt(index)
-    return function(prompt.plain(), text, _meta(prompt, turns))
+    return function(prompt.plain(), text, meta_of(prompt, turns))
 
 
-def _meta(prompt: Prompt, turns: tuple[Turn, ...]) -> dict[str, Any]:
+def meta_of(prompt: Prompt, turns: tuple[Turn, ...]) -> dict[str, Any]:
     """What a scorer is told besides; `turns`, as plain JSON, of a task that has several."""
     return {**prompt.meta, "turns": msgspec.to_builtins(turns)} if turns else prompt.meta
-
-
-def _http(
-    client: httpx.Client,
-    url: str,
-    environment: Environment,
-    trajectory: str,
-    index: int,
-    text: str,
-    turns: tuple[Turn, ...],
-) -> object:
-    import httpx
-
-    prompt = environment.prompt(index)
-    meta = _meta(prompt, turns)
-    asked = {"trajectory": trajectory, "prompt": prompt.plain(), "response": text, "meta": meta}
-    try:
-        answer = client.post(
-            url,
-            content=msgspec.json.encode(asked, enc_hook=str),  # meta may hold what JSON has no form for
-            headers={"content-type": "application/json"},
-        )
-    except httpx.TransportError as error:
-        raise ScorerBusy(f"{type(error).__name__}: {error}") from error
-    if answer.status_code >= 500 or answer.status_code in _BUSY:
-        raise ScorerBusy(f"HTTP {answer.status_code}")
-    if answer.status_code != 200:
-        raise ValueError(f"HTTP {answer.status_code}")
-    body = msgspec.json.decode(answer.content, type=dict[str, Any])
-    if body.keys() != {"reward"}:
-        raise ValueError(f"the answer has keys {sorted(body)}, and should have 'reward' alone")
-    return body["reward"]
 
 
 # ---- a user's function ----------------------------------------------------------------------------------------

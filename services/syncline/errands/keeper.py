@@ -1,0 +1,88 @@
+"""Keeps a process for each job whose HTTP judge is to be asked (`judge.py`), in the errands service's own process.
+
+A process that ends by itself has found its job over and taken it off the list. One that dies is started again, later
+each time. Where several errands services run, each keeps one and a lease decides which of them asks.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+
+from syncline.contract.streams import JUDGED
+from syncline.runtime.service import ServiceContext
+
+_TURN = 0.25  # seconds between looks
+_LONGEST = 30.0  # seconds before one that keeps dying is started again
+_CALM = 60.0  # seconds of life after which a death counts as the first
+_LEAVE = 5.0  # seconds to end by itself
+_OWN = ("SYNCLINE_PORT", "SYNCLINE_TOKEN")  # of this service, or not for others to know
+
+
+class _Kept(msgspec.Struct):
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    deaths: int = 0
+    not_before: float = 0.0
+
+
+class Keeper:
+    """The judge processes of this machine."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._kept: dict[str, _Kept] = {}
+
+    def until(self, stopping: threading.Event) -> None:
+        """Keep them until `stopping`, then end them all."""
+        try:
+            while not stopping.wait(_TURN):
+                self._turn()
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        listed = {raw.decode() for raw in self._context.bus.zrange(JUDGED.at())}
+        now = time.monotonic()
+        for job, kept in list(self._kept.items()):
+            if kept.process is not None and (code := kept.process.poll()) is not None:
+                self._ended(job, kept, code, now)
+        for job in listed:
+            kept = self._kept.setdefault(job, _Kept())
+            if kept.process is None and now >= kept.not_before:
+                kept.process, kept.started = self._start(job), now
+
+    def _ended(self, job: str, kept: _Kept, code: int, now: float) -> None:
+        if code == 0:
+            del self._kept[job]
+            return
+        kept.deaths = 1 if now - kept.started > _CALM else kept.deaths + 1
+        pause = min(0.25 * 2**kept.deaths, _LONGEST)
+        self._context.log.warning("%s: its judge process died (exit %d); again in %.1f s", job, code, pause)
+        kept.process, kept.not_before = None, now + pause
+
+    def _start(self, job: str) -> subprocess.Popen[bytes]:
+        settings = self._context.settings
+        env = {name: value for name, value in os.environ.items() if name not in _OWN}
+        env |= {name: value for name, value in settings.environ().items() if name not in _OWN}
+        env |= {"SYNCLINE_JOB": job, "SYNCLINE_WORKER": "judge"}
+        command = [sys.executable, "-m", "syncline.errands.judge"]
+        # a session of its own: a terminal's interrupt is for the service, which ends it
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def _end(self) -> None:
+        running = [kept.process for kept in self._kept.values() if kept.process is not None]
+        for process in running:
+            process.terminate()
+        last = time.monotonic() + _LEAVE
+        for process in running:
+            try:
+                process.wait(max(0.0, last - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
