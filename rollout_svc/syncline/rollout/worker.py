@@ -104,12 +104,13 @@ def assemble(context: ServiceContext) -> Worker:
     if raw is None:
         raise ValueError(f"job {job} has no spec")
     spec = JobSpec.model_validate_json(raw)
-    folder = context.settings.job_dir(job)
+    of = spec.versions_of(job)
+    folder = context.settings.job_dir(of)
     key = (folder / "key").read_bytes()
-    bytes_of = pulling(spec.transfer, folder / "store", context.settings.own_dir(job, name), job, name, key)
+    bytes_of = pulling(spec.transfer, folder / "store", context.settings.own_dir(job, name), of, name, key)
     model = model_folder(context.settings.models, spec.model.name)
     codec = TextCodec(model.path)
-    engine = make_engine(spec, context, job, key)
+    engine = make_engine(spec, context, of, key)
     probes = Probes(bus, engine, spec, job, name)
     orders = Orders(
         bus, engine, bytes_of, job, name, context.incarnation, policy_of(spec), probes.before_commit
@@ -190,7 +191,7 @@ def policy_of(spec: JobSpec) -> CommitPolicy:
 
 
 def make_engine(spec: JobSpec, context: ServiceContext, job: str, key: bytes) -> RolloutEngine:
-    """The engine that the spec names."""
+    """The engine that the spec names. job, key: whose versions it takes, and what they are signed with."""
     match spec.rollout.engine:
         case "reference":
             return ReferenceEngine(
@@ -206,7 +207,7 @@ def make_engine(spec: JobSpec, context: ServiceContext, job: str, key: bytes) ->
                 spec,
                 context.settings.models,
                 context.settings.sglang,
-                context.settings.own_dir(job, context.name),
+                context.settings.own_dir(context.job, context.name),
                 job,
                 key,
                 policy_of(spec),

@@ -11,7 +11,15 @@ from typing import Annotated
 
 import typer
 
-from syncline.scheduler import cli_diagnose, cli_jobs, cli_paths, cli_precision, cli_stack, cli_study
+from syncline.scheduler import (
+    cli_diagnose,
+    cli_eval,
+    cli_jobs,
+    cli_paths,
+    cli_precision,
+    cli_stack,
+    cli_study,
+)
 from syncline.scheduler.cli_session import BAD_INPUT, FAILURE, INTERRUPTED, Failure, NothingUp, note
 
 app = typer.Typer(
@@ -48,6 +56,7 @@ for command in (
     cli_paths.trace,
     cli_paths.report,
     cli_diagnose.diagnose,
+    cli_eval.eval_,
     cli_precision.precision,
     cli_study.study,
 ):

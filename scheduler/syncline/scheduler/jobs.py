@@ -114,11 +114,7 @@ class Job:
         launcher.apply(Placement())
         if launcher.observe().processes:
             return False
-        reason = "cancelled" if result.state == "cancelled" else "job ended"
-        for group, open_group in self._ledger.groups().items():
-            for entry in self._ledger.members(group, open_group.size):
-                if entry.state in ("running", "buffered"):
-                    self._ledger.end(entry.trajectory, "expired", reason)
+        self._end_open("cancelled" if result.state == "cancelled" else "job ended")
         self._beat = 0.0
         self.tell()
         ending = {"state": result.state, "reason": result.reason, "waits": "[]", "ended": repr(time.time())}
@@ -128,6 +124,12 @@ class Job:
                 self._bus.expire(key.at(self.job), self.spec.retention.hours * 3600)
         self._tools.log.info("%s ended: %s %s", self.job, result.state, result.reason)
         return True
+
+    def _end_open(self, reason: str) -> None:
+        for group, open_group in self._ledger.groups().items():
+            for entry in self._ledger.members(group, open_group.size):
+                if entry.state in ("running", "buffered"):
+                    self._ledger.end(entry.trajectory, "expired", reason)
 
     @property
     def state(self) -> State:

@@ -60,7 +60,7 @@ class Lookout:
         self.view = self._see(state)
         if state.stage == "done":
             return found
-        if self.view is not None:
+        if self.view is not None and self._spec.kind == "train":
             found += self._patient(observe.ledger_events(state, self.view))
         return found + self._wishes(state, watch) + self._overdue(state, watch, since) + self._in_vain(watch)
 

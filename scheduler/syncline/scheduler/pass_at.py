@@ -5,9 +5,9 @@ prompt with n samples of which c are correct, 1 - C(n - c, k) / C(n, k) is the c
 putting back, hold a correct one. Its mean over prompts is pass@k.
 
 Prompts are what was drawn independently, samples of one prompt are not; so the interval is Wilson's with the number
-of trials replaced by the effective one of a clustered sample (Korn and Graubard 1998; Franco et al. 2019): estimate (1 -
-estimate) over the estimate's variance, which is taken from how prompts differ. Unlike a bootstrap it has a width where
-all prompts agree.
+of trials replaced by the effective one of a clustered sample (Korn and Graubard 1998; Franco et al. 2019): p (1 - p)
+over the variance of the estimate p, which is taken from how prompts differ. Unlike a bootstrap it has a width where all
+prompts agree.
 """
 
 from __future__ import annotations

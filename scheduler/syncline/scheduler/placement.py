@@ -45,4 +45,5 @@ def place(
         return Process(name=f"{job}/{name}", argv=commands[service], env={**common, **more}, log=log)
 
     fleet: Sequence[Process] = [process(name, "rollout", SYNCLINE_WORKER=name) for name in workers(spec)]
-    return Placement(processes=(*fleet, process(TRAINER, "trainer"), process("sync", "sync")))
+    trainers = [process(TRAINER, "trainer")] if TRAINER in state.engines else []
+    return Placement(processes=(*fleet, *trainers, process("sync", "sync")))

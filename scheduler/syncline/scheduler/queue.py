@@ -29,6 +29,7 @@ from syncline.contract.streams import (
 from syncline.runtime.bus import BadMessage, Entry, pack, unpack
 from syncline.runtime.durable import write_whole
 from syncline.runtime.lease import LeaseLost
+from syncline.scheduler import evaluation_job
 from syncline.scheduler.jobs import Job, begin
 from syncline.scheduler.lookout import Tools
 from syncline.scheduler.saved import SERVICE, load
@@ -145,16 +146,16 @@ class Queue:
             (ACKS, GROUP_SYNC),
         ):
             self._bus.ensure_group(key.at(job), group)
-        saved = load(self._bus, job)
+        saved, pinned = load(self._bus, job), spec.kind == "evaluate"
         if saved is None:
             self._tools.log.info("%s starts: %s", job, spec.name)
             folder = str(self._tools.settings.job_dir(job))
             self._set(job, "queued", {"started": repr(time.time()), "reason": "", "folder": folder})
-            return begin(self._tools, job, spec)
+            return evaluation_job.begin(self._tools, job, spec) if pinned else begin(self._tools, job, spec)
         self._tools.log.info("%s goes on in %s at %s", job, saved.state.stage, saved.cursor)
         now = time.time()  # nobody could report for duty to a dead scheduler
         saved.watch.awaited = dict.fromkeys(saved.watch.awaited, now)
-        return Job(self._tools, job, spec, saved)
+        return (evaluation_job.EvaluationJob if pinned else Job)(self._tools, job, spec, saved)
 
     def _spec(self, job: str) -> JobSpec:
         text = self._bus.hget(JOB.at(job), "spec")

@@ -38,7 +38,9 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     correct: int
     threshold: float
     mean_reward: float | None
-    reward_interval: tuple[float, float] | None  # 95 %, over prompts; None: fewer than two prompts have a reward
+    reward_interval: (
+        tuple[float, float] | None
+    )  # 95 %, over prompts; None: fewer than two prompts have a reward
     pass_at: dict[str, tuple[float, float, float] | None]
     pass_prompts: dict[str, int]  # k -> prompts with at least k counted samples: what `pass_at` is over
     unscored: int

@@ -11,8 +11,8 @@ from syncline.contract.job import JobSpec, Problem
 OURS = ("model", "turns", "reward", "sampling", "precision")
 """Parts that an evaluation has from its training job: with others it would ask something else of the version."""
 
-FINITE = ("composite", "jsonl", "python", "reasoning_gym", "verifiers")
-"""Environments that begin anew when their items are used up (`python`: may): any index may be an item of training's."""
+ENDLESS = ("calculator", "characters")
+"""Environments whose every index is an item of its own. Any other may begin anew when its items are used up."""
 
 
 def of(training: JobSpec, evaluation: EvaluationSpec, task: dict[str, Any], seed: int | None) -> JobSpec:
@@ -97,11 +97,15 @@ def held_out(spec: JobSpec, training: JobSpec) -> Iterator[Problem]:
         return
     if spec.task != training.task or spec.seeds.data != training.seeds.data:
         yield from _other_data(spec, training)
-    elif spec.task.environment in FINITE:
-        hint = "give other data: another file or split in the task's options, or another data seed"
-        message = f"training goes through all items of {spec.task.environment!r}: none is held out"
+        return
+    drawn, end = training.prompts, part.first + part.prompts
+    if end <= drawn.first or (drawn.last is not None and part.first > drawn.last):
+        return  # the gateway looks whether the data set has so many
+    if spec.task.environment not in ENDLESS:
+        message = f"training draws items {drawn.first} to {'the last' if drawn.last is None else drawn.last}"
+        hint = "name items outside, another data seed, or other data in the task's options"
         yield _wrong("evaluation.first", message, hint)
-    elif part.first < HELD_OUT:
+    elif part.first < HELD_OUT or drawn.first >= HELD_OUT:
         message = f"{part.first} is an index that training may draw"
         yield _wrong("evaluation.first", message, f"use at least {HELD_OUT}, or another data seed")
 

@@ -289,6 +289,15 @@ DIAGNOSTICS = Key(
     ends="with the job",
     says="`diagnosis.Diagnostics`, one per update; capped at 100,000",
 )
+EVALUATIONS = Key(
+    name="evaluations",
+    scope="job",
+    kind="hash",
+    writers=("scheduler",),
+    readers=("gateway",),
+    ends="with the job",
+    says="evaluating job/version -> `evaluation.Evaluation` (JSON), with the training job and with the evaluation",
+)
 SAMPLES = Key(
     name="samples",
     scope="job",

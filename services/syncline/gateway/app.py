@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from syncline.contract.spec_text import MAX_BYTES, MAX_DEPTH, MAX_TABLES, MAX_VALUES
 from syncline.gateway import (
     errors,
+    evaluations,
     events,
     jobs,
     page,
@@ -49,7 +50,7 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
     )
     gateway = Gateway(settings, bus)
     app.state.gateway = gateway
-    parts = (page, system, jobs, precision, progress, events, versions, trajectories, reports)
+    parts = (page, system, jobs, evaluations, precision, progress, events, versions, trajectories, reports)
     for part in parts:
         app.include_router(part.router)
     app.state.routes = [*app.routes, *(route for part in parts for route in part.router.routes)]

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from syncline.contract.events import Mode
 from syncline.contract.spec_text import strict_json
 from syncline.contract.streams import JOB, JOBS
-from syncline.gateway import examples, precision_plan
+from syncline.gateway import examples, held_out, precision_plan
 from syncline.gateway.access import JOB_ID, Gateway, Here, Limit, TheJob, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
@@ -79,6 +79,8 @@ def submit_job(
 ) -> Response:
     """Submit a job spec as JSON or TOML. 201: a new job. 200: the key stands for this job already."""
     spec = read_spec(body, request.headers.get("content-type", ""), here.settings)
+    if spec.kind == "evaluate":
+        held_out.check(here, spec)
     made = submit(here.bus, spec, idempotency_key)
     record = find(here.bus, here.settings, made.job)
     if record is None:

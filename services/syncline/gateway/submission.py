@@ -71,6 +71,11 @@ def read_spec(body: bytes, content_type: str, settings: Settings) -> JobSpec:
         raise Refusal(
             415, "unsupported-media-type", "send a job spec as application/json or application/toml"
         )
+    return judged(spec, settings)
+
+
+def judged(spec: JobSpec, settings: Settings) -> JobSpec:
+    """`spec`, which agrees with itself, if this installation can run it. Raises `SpecError`."""
     found = [
         *validate(spec.task, spec.reward),
         *model_root.problems(settings.models, spec.model),

@@ -164,6 +164,8 @@ class Control:
 
         Raises `LeaseLost`, with nothing deleted, in a process that was overtaken while it stood still.
         """
+        if self._publisher.borrowed:
+            return
         store = self._publisher.store
         manifests = store.manifests()
         bases = {minted.base for _, minted in self._entries.values() if minted.base is not None}
@@ -224,7 +226,7 @@ class Control:
         )
         self._tell(published)
         self._publisher.drop_export(minted)
-        if record.changed_share is None:
+        if record.changed_share is None and not self._publisher.borrowed:
             self._deltas.start(manifest)
 
     def _tell(self, event: m.Event, cause: Sequence[Sequence[Value]] = ()) -> None:

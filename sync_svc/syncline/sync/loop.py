@@ -16,6 +16,7 @@ from syncline.runtime.store import BlobStore
 from syncline.sync.control import Control
 from syncline.sync.deltas import Deltas
 from syncline.sync.manifest import read_key
+from syncline.sync.pinned import Pinned
 from syncline.sync.publish import Publisher
 from syncline.transport.kinds import offering
 
@@ -45,16 +46,16 @@ def main(context: ServiceContext) -> None:
 def start(context: ServiceContext) -> Control:
     """Take the lease and find out where the last process stood."""
     lease = context.lease("sync")
-    folder = context.settings.job_dir(context.job)
     raw = context.bus.hget(JOB.at(context.job), "spec")
     if raw is None:
         raise ValueError(f"job {context.job} has no spec")
     spec = JobSpec.model_validate_json(raw)
-    contract = spec.contract()
+    of, contract = spec.versions_of(context.job), spec.contract()
+    folder = context.settings.job_dir(of)
     key, store = read_key(folder), BlobStore(folder / "store")
-    publisher = Publisher(context.job, folder, key, contract, store)
-    offers = offering(spec.transfer, folder / "store", context.job, key, context.settings.host)
-    deltas = Deltas(store, context.job, key, spec.transfer.deltas)
+    publisher = (Publisher if of == context.job else Pinned)(of, folder, key, contract, store)
+    offers = offering(spec.transfer, folder / "store", of, key, context.settings.host)
+    deltas = Deltas(store, of, key, spec.transfer.deltas)
     control = Control(context.bus, lease, context.job, spec, publisher, offers, deltas)
     control.recover()
     return control

@@ -40,6 +40,8 @@ class Unpublishable(ValueError):
 class Publisher:
     """Publishes versions of one job into `store`. `run` is the job's folder, `key` signs."""
 
+    borrowed = False  # the store is another job's: nothing is added to it and nothing deleted
+
     def __init__(
         self, job: str, run: Path, key: bytes, contract: PrecisionContract, store: BlobStore
     ) -> None:
