@@ -332,8 +332,14 @@ def test_a_damaged_blob_is_told_from_a_wrong_copy(
     with pytest.raises(StageFailed, match=rf"tensor {name}: blob .* holds bytes with digest"):
         world.engine.stage(sign(manifest, KEY), world.store)
     shutil.copyfile(kept, blob)
+    poured = engine_weights._poured
+
+    def doubled(entry: TensorEntry, own: torch.Tensor, store: BlobStore, scratch: readback.Scratch) -> str:
+        poured(entry, own, store, scratch)
+        return readback.fill(own, own.bfloat16() * 2)
+
     with monkeypatch.context() as patch:
-        patch.setattr(engine_weights, "fill", lambda own, source: readback.fill(own, source * 2))
+        patch.setattr(engine_weights, "_poured", doubled)
         with pytest.raises(StageFailed, match=r"tensor .* reads back with digest .*, the manifest says"):
             world.engine.stage(sign(manifest, KEY), world.store)
     assert world.engine.staged is None

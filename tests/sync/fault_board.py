@@ -16,6 +16,7 @@ import syncline.sync.loop as sync_loop
 from syncline.contract.job import JobSpec
 from syncline.contract.version_path import Minted, TensorEntry, VersionManifest, VersionRecord
 from syncline.rollout.engines import weights as engine_weights
+from syncline.rollout.engines.readback import Scratch, fill
 from syncline.rollout.worker import Worker, assemble
 from syncline.runtime.service import ServiceContext
 from syncline.runtime.store import BlobStore
@@ -84,8 +85,8 @@ class Switchboard:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.stacks: dict[str, Stack] = {}
-        self._here = threading.local()  # which (job, worker) this thread stages for
-        self._read, self._build = engine_weights._tensor, sync_manifest.build
+        self._stores: dict[int, tuple[str, str]] = {}  # by id: which (job, worker) stages from it
+        self._pour, self._build = engine_weights._poured, sync_manifest.build
         board = self
 
         class Hooked(Publisher):
@@ -106,7 +107,7 @@ class Switchboard:
 
         patch.setattr(sync_loop, "Publisher", Hooked)
         patch.setattr(sync_publish, "build", self._built)
-        patch.setattr(engine_weights, "_tensor", self._tensor)
+        patch.setattr(engine_weights, "_poured", self._poured)
         patch.setattr(rollout_loop, "assemble", self._assembled)
         build = engine_weights.Weights.__init__
 
@@ -120,11 +121,14 @@ class Switchboard:
         manifest, change = self._build(minted, converted), self.stacks[minted.job].hooks.before_sign
         return manifest if change is None else change(manifest)
 
-    def _tensor(self, entry: TensorEntry, store: BlobStore) -> Tensor:
-        read = self._read(entry, store)
-        job, name = self._here.who
+    def _poured(self, entry: TensorEntry, own: Tensor, store: BlobStore, scratch: Scratch) -> str:
+        """In one of a load's threads: the store says whose."""
+        found = self._pour(entry, own, store, scratch)
+        job, name = self._stores[id(store)]
         change = self.stacks[job].hooks.on_read.get(name)
-        return read if change is None else change(entry, read)
+        if change is None:
+            return found
+        return fill(own, change(entry, engine_weights._tensor(entry, store)))
 
     def _assembled(self, context: ServiceContext) -> Worker:
         with BUILDING:
@@ -133,7 +137,7 @@ class Switchboard:
         stage = engine.stage
 
         def staged(signed: Any, store: BlobStore) -> Any:
-            self._here.who = (context.job, context.name)
+            self._stores[id(store)] = (context.job, context.name)
             before, after = stack.hooks.before_stage, stack.hooks.after_stage
             if context.name in before:
                 before[context.name]()

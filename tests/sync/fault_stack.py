@@ -397,15 +397,15 @@ class Stack:
     def failing_reads(self, name: str, tensor: str) -> Iterator[None]:
         """The system refuses to read the blob of `tensor` of the next version, on one worker alone."""
         store, broken = self.parts[name].orders._pulling.store, set[str]()
-        mapped = store.mapped
+        descriptor = store.descriptor
 
-        def failing(digest: str) -> memoryview:
+        def failing(digest: str) -> int:
             if digest in broken:
                 raise OSError(5, "Input/output error")
-            return mapped(digest)
+            return descriptor(digest)
 
         self.hooks.after_publish = lambda m: broken.update(t.digest for t in m.tensors if t.name == tensor)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "mapped", failing)
+            patch.setattr(store, "descriptor", failing)
             yield
         self.hooks.after_publish = None

@@ -65,6 +65,7 @@ class BlobStore:
 
     def __init__(self, root: Path) -> None:
         self._blobs = root / "blobs"
+        self._blobs_folder = os.path.join(self._blobs, "")
         self._manifests = root / "manifests"
         self._indexes = root / "deltas"
         self._lock = root / "lock"
@@ -78,7 +79,7 @@ class BlobStore:
     def path(self, digest: str) -> Path:
         """Where the blob named `digest` lies. Raises `ValueError` unless it is 64 lower-case hex digits."""
         if not _DIGEST.fullmatch(digest):
-            raise ValueError(f"blob digest {digest!r} is not 64 lower-case hex digits")
+            raise _no_digest(digest)
         return self._blobs / digest
 
     def has(self, digest: str) -> bool:
@@ -126,11 +127,22 @@ class BlobStore:
 
     def mapped(self, digest: str) -> memoryview:
         """`read` without the check, for one who hashes what became of the bytes. Raises `MissingBlob`."""
+        descriptor = self.descriptor(digest)
         try:
-            with self.path(digest).open("rb") as file:
-                if os.fstat(file.fileno()).st_size < _MAP_FROM:
+            if os.fstat(descriptor).st_size < _MAP_FROM:
+                with open(descriptor, "rb", closefd=False) as file:
                     return memoryview(bytearray(file.read()))
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+        finally:
+            os.close(descriptor)
+
+    def descriptor(self, digest: str) -> int:
+        """The blob's file, open for reading: the caller hashes what it reads, and closes. Raises `MissingBlob`."""
+        if not _DIGEST.fullmatch(digest):
+            raise _no_digest(digest)
+        try:
+            # a string: to make a path takes longer than to open the file
+            return os.open(f"{self._blobs_folder}{digest}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise MissingBlob(f"the store has no blob {digest}") from None
 
@@ -263,6 +275,10 @@ class BlobStore:
 
     def _manifest_path(self, version: VersionId) -> Path:
         return self._manifests / f"{int(version.epoch)}.{int(version.number)}.json"
+
+
+def _no_digest(digest: str) -> ValueError:
+    return ValueError(f"blob digest {digest!r} is not 64 lower-case hex digits")
 
 
 def _decoded(signed: SignedManifest) -> VersionManifest:

@@ -8,8 +8,9 @@ import gc
 import os
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
+from threading import Lock
 
 import msgspec
 import torch
@@ -33,18 +34,10 @@ from syncline.reference.routes import RouteTap
 from syncline.reference.state import compute_in_bf16
 from syncline.rollout.engine import StageFailed
 from syncline.rollout.engines.expected import Expected
-from syncline.rollout.engines.readback import digest_of, fill
+from syncline.rollout.engines.readback import BlobChanged, Scratch, digest_of, fill
 from syncline.runtime.store import BadBlob, BlobStore, MissingBlob
 
 LOADERS = 4  # so many threads fill the memory's bandwidth
-
-
-class _Begun(msgspec.Struct, frozen=True):
-    """A tensor that another thread works on. `future`: the digest of what lies in the buffer then."""
-
-    entry: TensorEntry
-    written: bool  # or else: held already, and only hashed
-    future: Future[str]
 
 
 class Weights:
@@ -75,6 +68,7 @@ class Weights:
         self.manifest: VersionManifest | None = None
         self.contents: dict[str, str] = {}  # tensor name -> digest, as read back
         self.copied = 0  # bytes that the last load wrote
+        self._counting = Lock()
         self._held: dict[str, str] = {}  # tensor name -> what was written there last, verified
         self._quantised: dict[
             str, str
@@ -97,26 +91,29 @@ class Weights:
         See `version_path.loaded_digest`: each tensor's digest is taken from what was read back, which proves the blob
         too. A weight that the engine quantises itself (route `bf16_bridge`) has the digest of the BF16 blob that its
         codes were made from; its codes are compared with a second quantisation of that blob. `threads` copy and hash,
-        beside the caller, which waits. Raises `StageFailed` naming the tensor; nothing is written after that.
+        the caller's among them. Raises `StageFailed` naming the tensor; nothing is written after that.
         """
         self.version, self.signed, self.digest, self.contents = None, None, "", {}
         self.manifest, self.copied = None, 0
         bridged = self.expected.bridged
         outer = dict(self._outer_scales(manifest, store)) if bridged else {}
         found: dict[str, str] = {}
-        begun: deque[_Begun] = deque()
-        # gradients are a matter of each thread
-        with torch.no_grad(), ThreadPoolExecutor(threads, thread_name_prefix="blob") as pool:
-            for entry in manifest.tensors:
-                planned = bridged.get(entry.name)
-                if planned is not None:
-                    found[entry.name] = self._quantise(entry, planned, outer.get(entry.name), store)
-                elif not self._is_tied(entry):
-                    begun.append(self._begin(entry, store, pool))
-                if len(begun) > 2 * threads:
-                    self._settle(begun.popleft(), store, found)
-            while begun:
-                self._settle(begun.popleft(), store, found)
+        own = [entry for entry in manifest.tensors if entry.name not in bridged and not self._is_tied(entry)]
+        # the largest first: what is left for the end is small, and no thread waits long for the last one
+        work = deque(sorted(own, key=lambda entry: -entry.nbytes))
+        with ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="blob") as pool:
+            try:
+                beside = [pool.submit(self._bring, work, store, found) for _ in range(threads - 1)]
+                with torch.no_grad():  # a matter of each thread
+                    for entry in manifest.tensors:
+                        if entry.name in bridged:
+                            planned, scale = bridged[entry.name], outer.get(entry.name)
+                            found[entry.name] = self._quantise(entry, planned, scale, store)
+                self._bring(work, store, found)
+                for other in beside:
+                    other.result()
+            finally:
+                work.clear()
         for entry in manifest.tensors:
             if entry.name not in found:  # tied, and carried none the less: only compared
                 found[entry.name] = self._checked(entry, digest_of(self._own(entry), DTYPES[entry.dtype]))
@@ -134,24 +131,40 @@ class Weights:
         slot = self.packed.slots.get(entry.name)
         return self.packed.views[self._ties.get(entry.name, entry.name)] if slot is None else slot
 
-    def _begin(self, entry: TensorEntry, store: BlobStore, pool: ThreadPoolExecutor) -> _Begun:
-        """Have one tensor brought where it belongs, and hashed there."""
-        own = self._own(entry)
-        if self._held.get(entry.name) == entry.digest:
-            return _Begun(entry, False, pool.submit(digest_of, own, DTYPES[entry.dtype]))
-        self._held.pop(entry.name, None)
-        return _Begun(entry, True, pool.submit(fill, own, _tensor(entry, store)))
+    def _bring(self, work: deque[TensorEntry], store: BlobStore, digests: dict[str, str]) -> None:
+        """Bring tensors of `work` where they belong until none is left, in this thread. What it finds wrong ends the
+        work of all.
+        """
+        scratch, done = Scratch(), False
+        try:
+            while work:
+                try:
+                    entry = work.popleft()
+                except IndexError:  # another thread was quicker
+                    break
+                digests[entry.name] = self._settle(entry, store, scratch)
+            done = True
+        finally:
+            if not done:
+                work.clear()
 
-    def _settle(self, begun: _Begun, store: BlobStore, digests: dict[str, str]) -> None:
-        """Wait for one tensor and note the digest of what the buffer holds. Raises `StageFailed` if it is another."""
-        entry, found, written = begun.entry, begun.future.result(), begun.written
-        if found != entry.digest and not written:  # held, and no longer what it was
-            self._held.pop(entry.name)
-            found, written = fill(self._own(entry), _tensor(entry, store)), True
+    def _settle(self, entry: TensorEntry, store: BlobStore, scratch: Scratch) -> str:
+        """Have the buffer hold one tensor: the digest of what can be read there. Raises `StageFailed` if it is
+        another's.
+        """
+        own = self._own(entry)
+        if self._held.pop(entry.name, None) == entry.digest:
+            found = digest_of(own, DTYPES[entry.dtype])
+            if found == entry.digest:
+                self._held[entry.name] = found
+                return found
+        found = _poured(entry, own, store, scratch)
         if found != entry.digest:
             _proven(entry, store)  # is it the blob, or what was made of it?
-        digests[entry.name] = self._held[entry.name] = self._checked(entry, found)
-        self.copied += entry.nbytes if written else 0
+        self._held[entry.name] = self._checked(entry, found)
+        with self._counting:
+            self.copied += entry.nbytes
+        return found
 
     def _checked(self, entry: TensorEntry, found: str) -> str:
         if found != entry.digest:
@@ -198,6 +211,25 @@ class Weights:
         self._quantised[entry.name] = made_of
         self.copied += entry.nbytes
         return entry.digest
+
+
+def _poured(entry: TensorEntry, own: Tensor, store: BlobStore, scratch: Scratch) -> str:
+    """Write the blob to `own`: the digest of what can be read there then. Its bytes are not checked before."""
+    if not own.is_contiguous():
+        return fill(own, _tensor(entry, store))
+    try:
+        blob = store.descriptor(entry.digest)
+    except (MissingBlob, OSError) as error:
+        raise StageFailed(f"tensor {entry.name}: {error}") from None
+    try:
+        if os.fstat(blob).st_size == _size(entry) == own.numel() * DTYPES[entry.dtype].itemsize:
+            return scratch.pour(own, blob, DTYPES[entry.dtype])
+    except (BlobChanged, OSError) as error:
+        raise StageFailed(f"tensor {entry.name}: {error}") from None
+    finally:
+        os.close(blob)
+    _proven(entry, store)  # a damaged blob is called that
+    raise StageFailed(f"tensor {entry.name} has shape {list(entry.shape)}, the engine's {list(own.shape)}")
 
 
 def _tensor(entry: TensorEntry, store: BlobStore) -> Tensor:
