@@ -51,7 +51,11 @@ def end_followers() -> None:
 
 def exported(engine: TrainerEngine, folder: Path, base: bool = True) -> dict[str, Tensor]:
     """Full tensors of an export, sharded ones gathered by sync."""
-    files = engine.export(folder, base)
+    return gathered(engine.export(folder, base), folder, base)
+
+
+def gathered(files: dict[str, str], folder: Path, base: bool = True) -> dict[str, Tensor]:
+    """Full tensors of the export in `folder`."""
     if "shards.json" not in files:
         return load_file(folder / ("model.safetensors" if base else "adapter.safetensors"))
     source = source_of(Export(folder, files), spec_of().contract())

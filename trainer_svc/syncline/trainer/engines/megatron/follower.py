@@ -17,7 +17,8 @@ import torch
 from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed's, untyped there
 
 from syncline.contract.sharding.grid import Grid
-from syncline.trainer.engines.megatron.ranks import BEAT, Seat
+from syncline.trainer.engines.megatron.ranks import BEAT
+from syncline.trainer.engines.megatron.seat import Seat
 from syncline.trainer.engines.megatron.wire import Leave, Told
 
 _LONG = timedelta(days=30)
@@ -29,6 +30,7 @@ def main(address: str, index: int, grid: Grid, deadline: float) -> int:
     store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=deadline))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     threading.Thread(target=_beat, args=(host, int(port), index, deadline), daemon=True).start()
+    store.set(f"here/{index}", "")
     try:
         _follow(Seat(grid, index, store, deadline), store)
     except RuntimeError as error:  # torch.distributed's; rank 0 tells whose end it was
