@@ -14,6 +14,7 @@ import typer
 from syncline.scheduler import (
     cli_diagnose,
     cli_eval,
+    cli_export,
     cli_jobs,
     cli_paths,
     cli_precision,
@@ -57,6 +58,7 @@ for command in (
     cli_paths.report,
     cli_diagnose.diagnose,
     cli_eval.eval_,
+    cli_export.export,
     cli_precision.precision,
     cli_study.study,
 ):

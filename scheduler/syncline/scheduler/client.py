@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -75,6 +75,22 @@ class Client:
         given = {"content-type": "application/json", **(headers or {})} if content is not None else headers
         answer = self._send("POST", path, content=content, headers=given)
         return msgspec.json.decode(answer.content) if answer.content else None
+
+    def delete(self, path: str) -> Any:
+        """JSON of DELETE `path`."""
+        return msgspec.json.decode(self._send("DELETE", path).content)
+
+    def chunks(self, path: str, start: int = 0) -> Iterator[bytes]:
+        """Body of GET `path` from byte `start` on, as it comes. Raises `Refused`, `Unreachable`."""
+        headers = {"range": f"bytes={start}-"} if start else {}
+        try:
+            with self._http.stream("GET", path, headers=headers) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise Refused(_problem(answer))
+                yield from answer.iter_bytes(1 << 20)
+        except httpx.TransportError as error:
+            raise Unreachable(f"{self.url} broke off: {error}") from None
 
     def await_ready(self, seconds: float) -> str:
         """Wait until `/readyz` says yes. Returns "", or after `seconds` what it said last."""

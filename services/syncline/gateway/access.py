@@ -10,6 +10,7 @@ import anyio
 from fastapi import Depends, Path, Query, Request
 
 from syncline.gateway.errors import Fault, Refusal, unknown_job
+from syncline.gateway.exporting_processes import Exporting
 from syncline.gateway.numbers import Numbers
 from syncline.gateway.records import JobRecord, find
 from syncline.runtime.bus import Bus
@@ -30,6 +31,7 @@ class Gateway:
         self.streaming = 0  # event streams being served; the event loop alone counts them
         self.stream_threads = anyio.CapacityLimiter(MAX_STREAMS)
         self.index_lock = threading.Lock()  # one refresh of a lineage index at a time
+        self.exporting = Exporting(settings)
 
 
 def gateway(request: Request) -> Gateway:

@@ -12,6 +12,7 @@ from syncline.gateway import (
     errors,
     evaluations,
     events,
+    exporting,
     jobs,
     page,
     precision,
@@ -50,7 +51,19 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
     )
     gateway = Gateway(settings, bus)
     app.state.gateway = gateway
-    parts = (page, system, jobs, evaluations, precision, progress, events, versions, trajectories, reports)
+    parts = (
+        page,
+        system,
+        jobs,
+        evaluations,
+        precision,
+        progress,
+        events,
+        versions,
+        exporting,
+        trajectories,
+        reports,
+    )
     for part in parts:
         app.include_router(part.router)
     app.state.routes = [*app.routes, *(route for part in parts for route in part.router.routes)]
