@@ -4,39 +4,109 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from syncline.contract.events import WorkItem
 from syncline.contract.job import JobSpec
+from syncline.contract.streams import RATES
 from syncline.contract.token_path import PROMPTED, parse_trajectory_id, trajectory_id
+from syncline.runtime.bus import Bus
 from syncline.runtime.errands import Errands, ScoreErrand
-from syncline.runtime.ledger import Ledger
+from syncline.runtime.ledger import Demand, Ledger
 from syncline.runtime.tracing import hop
+from syncline.scheduler import outcomes
+from syncline.scheduler.prompts import Drawn, Rates, Sequences, account
 from syncline.scheduler.saved import Watch
+from syncline.scheduler.sources import sources
 
 AGAIN = 5.0  # seconds between looks for lost work and lost errands
+PAGE = 1000  # outcomes folded at a time
+_ORDER = "order:"  # before the data set, in RATES: an epoch's order that rewards decided
 
 
 class Feeder:
-    """Submits the groups of one job, each prompt index once, and sends again what time shows to be lost."""
+    """Draws prompts and submits their groups, and sends again what time shows to be lost.
 
-    def __init__(self, job: str, spec: JobSpec, ledger: Ledger, errands: Errands) -> None:
+    What is drawn is saved (`saved.py`) before it is submitted, with the cursor of the outcomes that it followed from.
+    `unsaved`: what the next save must write into RATES.
+    """
+
+    def __init__(self, job: str, spec: JobSpec, ledger: Ledger, errands: Errands, bus: Bus) -> None:
+        """Raises `ValueError` naming the key for data sets that the spec's ranges do not fit."""
         self._job, self._ledger, self._errands = job, ledger, errands
-        self._size = spec.batch.group_size
+        self._size, self._batch = spec.batch.group_size, spec.batch.groups
+        self._demand = _demand(spec)
+        self._sequences = Sequences(sources(spec), spec.prompts, spec.seeds.data)
+        self._rates: Rates = {}
+        self.unsaved: dict[str, bytes] = {}
+        self._dropped = "0"
+        if spec.prompts.measures:
+            self._load_rates(bus)
         self._patience = 2 * spec.reward.timeout + 5.0
         self._looked = time.monotonic()
         self._sent: dict[str, float] = {}  # trajectory -> when its errand was sent again
 
-    def submit(self, watch: Watch, groups: int) -> None:
-        """Submit so many new groups. Group g samples prompt g; a group that is known already is passed over."""
-        left = groups
-        while left > 0:
-            group = watch.group
-            known = self._ledger.entry(trajectory_id(self._job, group, 0)) is not None
-            if not known and self._ledger.submit(
-                [self._item(group, i) for i in range(self._size)], self._size
-            ):
-                left -= 1
-            watch.group = group + 1
+    # ---- prompts -----------------------------------------------------------------------------------------------
+    def note(self, watch: Watch) -> None:
+        """Fold how groups ended since the last look. To be saved before `forget` or another `draw`."""
+        drawn = self._drawn(watch)
+        while page := self._ledger.outcomes(drawn.cursor, PAGE):
+            for cursor, outcome in page:
+                key = outcomes.fold(drawn, outcome, self._sequences, self._rates)
+                if key is not None:
+                    self.unsaved[key] = msgspec.json.encode(self._rates[key])
+                drawn.cursor = cursor
 
+    def draw(self, watch: Watch, groups: int) -> None:
+        """Decide on so many new groups. To be saved before `submit`."""
+        drawn, orders = self._drawn(watch), dict(self._sequences.orders)
+        for _ in range(groups):
+            drawn.pending.append(self._sequences.next(drawn, watch.group, self._rates))
+            watch.group += 1
+        for which, order in self._sequences.orders.items():
+            if orders.get(which) != order:
+                self.unsaved[f"{_ORDER}{which}"] = msgspec.json.encode(order)
+
+    def submit(self, watch: Watch) -> int:
+        """Submit what was decided and saved, also by a predecessor; a group that the ledger knows is there already."""
+        drawn = self._drawn(watch)
+        pending, drawn.pending = drawn.pending, []
+        for draw in pending:
+            items = [self._item(draw.group, i, draw.prompt) for i in range(self._size)]
+            self._ledger.submit(items, self._size, self._demand)
+        return len(pending)
+
+    def saved(self, watch: Watch) -> None:
+        """What was noted and drawn is on record: the outcomes behind the cursor are not needed again."""
+        self.unsaved = {}
+        cursor = self._drawn(watch).cursor
+        if cursor != self._dropped:
+            self._dropped = cursor
+            self._ledger.drop_outcomes(cursor)
+
+    def in_vain(self, watch: Watch) -> str | None:
+        """Why nothing more will come of the job's prompts; None: something may."""
+        return outcomes.in_vain(self._drawn(watch), self._sequences, self._batch)
+
+    def told(self, watch: Watch) -> str:
+        """`prompts.Account` of what was drawn, as JSON for the job's hash."""
+        return msgspec.json.encode(account(self._drawn(watch))).decode()
+
+    def _drawn(self, watch: Watch) -> Drawn:
+        if watch.prompts is None:  # a new job, or one that was saved when group g sampled prompt g
+            watch.prompts = self._sequences.begin(watch.group)
+        return watch.prompts
+
+    def _load_rates(self, bus: Bus) -> None:
+        for name, value in bus.hgetall(RATES.at(self._job)).items():
+            key = name.decode()
+            if key.startswith(_ORDER):
+                which = int(key.removeprefix(_ORDER))
+                self._sequences.orders[which] = msgspec.json.decode(value, type=tuple[int, list[int]])
+            else:
+                self._rates[key] = msgspec.json.decode(value, type=tuple[int, float])
+
+    # ---- repairs -----------------------------------------------------------------------------------------------
     def again(self) -> int:
         """Now and then: put lost work items back and send lost score errands again; how many there were."""
         now = time.monotonic()
@@ -46,7 +116,7 @@ class Feeder:
         lost = self._ledger.lost_work()
         for entry in lost:
             _, group, index = parse_trajectory_id(entry.trajectory)
-            self._ledger.resubmit(self._item(group, index))
+            self._ledger.resubmit(self._item(group, index, entry.prompt))
         late = [
             entry
             for entry in self._ledger.unrewarded(self._patience)
@@ -58,7 +128,7 @@ class Feeder:
         self._sent |= dict.fromkeys((entry.trajectory for entry in late), now)
         return len(lost) + len(late)
 
-    def _item(self, group: int, index: int) -> WorkItem:
+    def _item(self, group: int, index: int, prompt: int) -> WorkItem:
         """One work item. Its `prompted` hop is the root of the trajectory's trace."""
         trajectory = trajectory_id(self._job, group, index)
         with hop(PROMPTED, job=self._job, trajectory=trajectory, group=group, index=index) as opened:
@@ -67,7 +137,14 @@ class Feeder:
                 trajectory=trajectory,
                 group=group,
                 index=index,
-                prompt=group,
+                prompt=prompt,
                 traceparent=opened.traceparent,
                 submitted_at=time.time(),
             )
+
+
+def _demand(spec: JobSpec) -> Demand:
+    """What a group must offer to be claimed."""
+    if spec.prompts.zero_variance == "train":
+        return ""
+    return "whole" if spec.batch.incomplete == "drop" else "signal"

@@ -46,7 +46,7 @@ class Job:
             policy=schedule.lag_policy,
             max_attempts=spec.limits.attempts,
         )
-        self._feeder = Feeder(job, spec, self._ledger, tools.errands)
+        self._feeder = Feeder(job, spec, self._ledger, tools.errands, tools.bus)
         self._lookout = Lookout(tools, job, spec, self._ledger)
         self._since, self._stage = time.time(), saved.state.stage
         self._beat = 0.0
@@ -75,20 +75,28 @@ class Job:
 
     def look(self) -> None:
         """Tell the machine where the world differs from what it knows."""
-        for event in self._lookout.look(self.saved, self._since):
+        found = self._lookout.look(self.saved, self._since)
+        if self.state.stage != "done" and (story := self._feeder.in_vain(self.saved.watch)):
+            found.append(e.Failed(who="scheduler", reason=story))
+        for event in found:
             self._bus.append(EVENTS.at(self.job), event)
 
     def feed(self) -> None:
         """Submit groups while the gate is open and there is room; repair what was lost."""
         if self.state.stage == "done":
             return
-        view = self._lookout.view
+        view, watch = self._lookout.view, self.saved.watch
+        if self._feeder.submit(watch):  # a predecessor's: the view does not show it yet
+            return
+        self._feeder.note(watch)
         if view is not None and STANCES[self.state.stage].gate == "open":
-            schedule, batch = self.spec.schedule, self.spec.batch
-            groups = observe.room(self.state, view, batch.groups, schedule.max_lag)
+            schedule, batch = self.spec.schedule, self.spec.batch.groups
+            extra = self.spec.prompts.extra(batch)
+            groups = observe.room(self.state, view, batch, schedule.max_lag, extra, schedule.lag_policy)
             if groups:
-                self._feeder.submit(self.saved.watch, groups)
+                self._feeder.draw(watch, groups)
                 self.write()
+                self._feeder.submit(watch)
         self._feeder.again()
 
     def tell(self) -> None:
@@ -118,6 +126,7 @@ class Job:
         self._beat = 0.0
         self.tell()
         ending = {"state": result.state, "reason": result.reason, "waits": "[]", "ended": repr(time.time())}
+        ending["prompts"] = self._feeder.told(self.saved.watch)
         self._save([], self._changed(ending))
         for key in KEYS:
             if key.scope == "job":
@@ -130,6 +139,7 @@ class Job:
             for entry in self._ledger.members(group, open_group.size):
                 if entry.state in ("running", "buffered"):
                     self._ledger.end(entry.trajectory, "expired", reason)
+        self._feeder.note(self.saved.watch)
 
     @property
     def state(self) -> State:
@@ -150,6 +160,7 @@ class Job:
             "mode": self.state.mode,
             "update": str(0 if self.state.minted is None else self.state.minted.number),
             "waits": msgspec.json.encode(found).decode(),
+            "prompts": self._feeder.told(self.saved.watch),
         }
         if self.state.stage == "done":  # the last word on the state is for `finish`
             del fields["state"]
@@ -159,7 +170,8 @@ class Job:
         return {name: value for name, value in fields.items() if self._fields.get(name) != value}
 
     def _save(self, orders: Sequence[e.Phase], fields: dict[str, str]) -> None:
-        save(self._bus, self._tools.holder, self.job, self.saved, orders, fields)
+        save(self._bus, self._tools.holder, self.job, self.saved, orders, fields, self._feeder.unsaved)
+        self._feeder.saved(self.saved.watch)
         self._fields |= fields
 
     def _mark_stage(self) -> None:

@@ -42,14 +42,18 @@ def ledger_events(state: State, view: Seen) -> list[e.Event]:
     return found
 
 
-def room(state: State, view: Seen, batch: int, max_lag: int) -> int:
+def room(state: State, view: Seen, batch: int, max_lag: int, extra: int = 0, policy: str = "wait") -> int:
     """How many groups may be submitted now.
 
-    In colocated mode nothing overlaps, so one batch is all that is of use at a time. Never more than what the
-    updates without a batch can use; a group that ended before it was claimed is replaced.
+    In colocated mode nothing overlaps, so one batch, and the `extra` groups of `prompts.oversample`, is all that is of
+    use at a time. Never more than what the updates without a batch can use; a group that ended before it was claimed
+    is replaced.
     """
-    volume = lag.credits(max_lag if state.mode == "disjoint" else 0, batch, view.open)
-    useful = (state.updates - view.updates_claimed) * batch - view.unclaimed
+    more = extra if view.updates_claimed < state.updates else 0
+    volume = lag.credits(max_lag if state.mode == "disjoint" else 0, batch, view.open - more)
+    if policy == "wait":  # more could not begin within the bound
+        volume = min(volume, lag.credits(max_lag, batch, view.open))
+    useful = (state.updates - view.updates_claimed) * batch + more - view.unclaimed
     return max(0, min(volume, useful))
 
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from syncline.contract.events import Phase
-from syncline.contract.streams import JOB, LOCK, MACHINE, PHASE, PHASES
+from syncline.contract.streams import JOB, LOCK, MACHINE, PHASE, PHASES, RATES
 from syncline.runtime.bus import Bus, Value, pack
 from syncline.runtime.lease import LeaseLost
+from syncline.scheduler.prompts import Drawn
 from syncline.scheduler.stages import State
 
 SERVICE = "scheduler"
@@ -22,7 +23,8 @@ SERVICE = "scheduler"
 class Watch(msgspec.Struct, kw_only=True):
     """What the scheduler remembers of a job beside the machine's state."""
 
-    group: int = 0  # next group, and so next prompt index, to submit
+    group: int = 0  # next group to submit
+    prompts: Drawn | None = None  # None: nothing was drawn yet
     plan: int = 0  # switches of the spec's plan that were taken
     deaths: dict[str, int] = {}  # process -> ends of it that were told as WorkerLost
     awaited: dict[str, float] = {}  # engine that has not reported for duty -> since when, wall-clock seconds
@@ -38,17 +40,19 @@ class Saved(msgspec.Struct, kw_only=True):
 
 
 _SAVE = """
--- KEYS: lock, machine, phase, phases, job. ARGV: holder, turn, state, cursor, watch, orders, packed orders,
--- then fields and values of the job hash. 1, or 0: the lease is another's.
+-- KEYS: lock, machine, phase, phases, job, rates. ARGV: holder, turn, state, cursor, watch, orders, rates, packed
+-- orders, fields and values of the rates, then of the job hash. 1, or 0: the lease is another's.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if redis.call('HGET', KEYS[2], 'turn') == ARGV[2] then return 1 end
 redis.call('HSET', KEYS[2], 'turn', ARGV[2], 'state', ARGV[3], 'cursor', ARGV[4], 'watch', ARGV[5])
-local orders = tonumber(ARGV[6])
-for i = 7, 6 + orders do
+local rates = 8 + tonumber(ARGV[6])
+local fields = rates + 2 * tonumber(ARGV[7])
+for i = 8, rates - 1 do
   redis.call('XADD', KEYS[4], '*', 'm', ARGV[i])
   redis.call('SET', KEYS[3], ARGV[i])
 end
-if #ARGV > 6 + orders then redis.call('HSET', KEYS[5], unpack(ARGV, 7 + orders)) end
+for i = rates, fields - 1, 2 do redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1]) end
+if #ARGV >= fields then redis.call('HSET', KEYS[5], unpack(ARGV, fields)) end
 return 1
 """
 
@@ -76,13 +80,14 @@ def save(
     saved: Saved,
     orders: Sequence[Phase] = (),
     fields: Mapping[str, str] = {},
+    rates: Mapping[str, bytes] = {},
 ) -> None:
-    """Write memory, orders and fields of the job hash in one script. Raises `LeaseLost`."""
+    """Write memory, orders, measured rewards and fields of the job hash in one script. Raises `LeaseLost`."""
     saved.turn += 1
-    keys = [LOCK.at(SERVICE), MACHINE.at(job), PHASE.at(job), PHASES.at(job), JOB.at(job)]
+    keys = [LOCK.at(SERVICE), MACHINE.at(job), PHASE.at(job), PHASES.at(job), JOB.at(job), RATES.at(job)]
     memory: list[Value] = [msgspec.json.encode(saved.state), saved.cursor, msgspec.json.encode(saved.watch)]
     told = [part for pair in fields.items() for part in pair]
-    args: list[Value] = [holder, saved.turn, *memory, len(orders)]
-    args += [*map(pack, orders), *told]
+    args: list[Value] = [holder, saved.turn, *memory, len(orders), len(rates)]
+    args += [*map(pack, orders), *(part for pair in rates.items() for part in pair), *told]
     if not bus.script(_SAVE)(keys, args):
         raise LeaseLost(f"the scheduler's lease is not {holder}'s any more: {job} was not written")

@@ -47,10 +47,16 @@ class PromptsSpec(Part):
         "where batch.incomplete drops): train as they are, or end as filtered before the claim and be replaced",
     )
     give_up: int = Field(
-        20, ge=1, le=10_000, description="batches' worth of groups filtered in a row that end the job as failed"
+        20,
+        ge=1,
+        le=10_000,
+        description="batches' worth of groups filtered in a row that end the job as failed",
     )
     oversample: float = Field(
-        1.0, ge=1, le=8, description="groups submitted for one update, in batches; what is left is of the next"
+        1.0,
+        ge=1,
+        le=8,
+        description="groups submitted for one update, in batches; what is left is of the next",
     )
 
     @property
@@ -97,7 +103,11 @@ def _difficulty(prompts: PromptsSpec, task: TaskSpec) -> Iterator[Found]:
     if prompts.difficulty is None:
         return
     if prompts.order != "easiest_first":
-        yield "prompts.difficulty", "is read by order 'easiest_first' alone", "leave it out, or set that order"
+        yield (
+            "prompts.difficulty",
+            "is read by order 'easiest_first' alone",
+            "leave it out, or set that order",
+        )
     sources = [part.environment for part in task.parts] if task.environment == "mix" else [task.environment]
     for source in sorted({name for name in sources if name != "jsonl"}):
         message = f"items of {source!r} have no keys: only those of a jsonl file do"
@@ -127,5 +137,7 @@ def crowding(prompts: PromptsSpec, batch: int, max_lag: int, policy: str) -> Ite
     extra = prompts.extra(batch)
     if policy == "wait" and extra > max_lag * batch:
         most = 1 + max_lag
-        message = f"{extra} groups are left over, and within max_lag {max_lag} only {max_lag * batch} can be used"
+        message = (
+            f"{extra} groups are left over, and within max_lag {max_lag} only {max_lag * batch} can be used"
+        )
         yield "prompts.oversample", message, f"at most {most}, a larger max_lag, or lag_policy = 'expire'"

@@ -122,7 +122,7 @@ MACHINE = Key(
     writers=("scheduler",),
     readers=("scheduler",),
     ends="with the job",
-    says="machine state (JSON), cursor in `events`, next prompt index: written in one transaction",
+    says="machine state (JSON), cursor in `events`, place in the data sets: written in one transaction",
 )
 EVENTS = Key(
     name="events",
@@ -243,6 +243,24 @@ CLAIMS = Key(
     readers=("trainer", "scheduler", "gateway"),
     ends="with the job",
     says="update -> trajectory ids claimed for it and not yet in a segment; field `version`: version being updated",
+)
+OUTCOMES = Key(
+    name="outcomes",
+    scope="job",
+    kind="stream",
+    writers=("rollout", "errands", "trainer", "scheduler"),
+    readers=("scheduler",),
+    ends="with the job",
+    says="how each group ended, in order; dropped once the scheduler has saved what follows for the next prompts",
+)
+RATES = Key(
+    name="rates",
+    scope="job",
+    kind="hash",
+    writers=("scheduler",),
+    readers=("scheduler",),
+    ends="with the job",
+    says="item of a data set -> epoch and mean reward of its newest group; written with `machine`, if prompts go by it",
 )
 DEAD = Key(
     name="dead",

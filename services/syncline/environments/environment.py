@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Protocol
 
 from syncline.contract.job import Problem, RewardSpec, TaskSpec
+from syncline.contract.task_spec import PartSpec
 from syncline.environments import (
     calculator,
     characters,
     composite,
     jsonl,
+    mix,
     options,
     python,
     reasoning_gym,
@@ -111,6 +113,8 @@ def load(task: TaskSpec, seed: int, data: Path | None = None) -> Environment:
             return characters.Characters(options.read(characters.Options, task.options), seed)
         case "composite":
             return composite.Composite(task.options, seed)
+        case "mix":
+            return mix.Mix([(part.label, load(_task(part), seed, data)) for part in task.parts])
         case "python":
             made: Environment = python.made(task.options, seed)
             return made
@@ -124,12 +128,12 @@ def load(task: TaskSpec, seed: int, data: Path | None = None) -> Environment:
 
 def reaches_network(task: TaskSpec) -> bool:
     """Whether the environment itself asks a server. If not, its processes leave the network before they load it."""
-    return task.environment in ("python", "verifiers")
+    return any(name in ("python", "verifiers") for name in _environments(task))
 
 
 def runs_foreign_code(task: TaskSpec) -> bool:
     """Whether steps and scores run code that is not ours: a library's, or a user's. Ours may share a process."""
-    return task.environment not in ("calculator", "characters", "jsonl")
+    return any(name not in ("calculator", "characters", "jsonl") for name in _environments(task))
 
 
 def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:
@@ -138,11 +142,7 @@ def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:
     if (
         reward.source == "environment"
         and reward.memory_mb < 128
-        and task.environment
-        in (
-            "composite",
-            "reasoning_gym",
-        )
+        and any(name in ("composite", "reasoning_gym") for name in _environments(task))
     ):
         found.append(
             Problem(
@@ -154,8 +154,22 @@ def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:
     return found
 
 
+def _environments(task: TaskSpec) -> list[str]:
+    return [part.environment for part in task.parts] if task.environment == "mix" else [task.environment]
+
+
+def _task(part: PartSpec) -> TaskSpec:
+    return TaskSpec(environment=part.environment, options=part.options)
+
+
 def _check(task: TaskSpec) -> list[Problem]:
     match task.environment:
+        case "mix":
+            return [
+                problem.model_copy(update={"path": problem.path.replace("task.", f"task.parts.{place}.", 1)})
+                for place, part in enumerate(task.parts)
+                for problem in _check(_task(part))
+            ]
         case "calculator":
             return options.check(calculator.Options, task.options, calculator.problems)
         case "characters":

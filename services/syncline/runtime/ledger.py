@@ -23,6 +23,7 @@ from syncline.contract.streams import (
     DEAD,
     ENTRIES,
     GROUPS,
+    OUTCOMES,
     READY,
     REWARDS,
     TRAJECTORIES,
@@ -37,6 +38,7 @@ from syncline.runtime.ledger_shapes import (
     STORED,
     Claim,
     ClaimedGroup,
+    Demand,
     Ending,
     LagBroken,
     LedgerBroken,
@@ -85,12 +87,15 @@ class Ledger(LedgerView):
         super().__init__(bus, job)
         self.batch_groups, self.max_lag, self.policy = batch_groups, max_lag, policy
         self.max_attempts = max_attempts
-        names = (ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, TRAJECTORIES, DEAD)
+        names = (ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, TRAJECTORIES, DEAD, OUTCOMES)
         self._keys = [key.at(job) for key in names]
 
     # ---- rollout and scheduler ----------------------------------------------------------------------------
-    def submit(self, items: Sequence[WorkItem], group_size: int) -> bool:
+    def submit(self, items: Sequence[WorkItem], group_size: int, demand: Demand = "") -> bool:
         """Enter one whole group as running and put its items into `work`. False: the group is known already.
+
+        demand   what it must offer when all members are accounted for: "signal": at least two scored rewards that
+                 are not all equal; "whole": that, and every member scored. A group that does not ends as filtered.
 
         Raises `ValueError` unless `items` are the members 0 .. group_size - 1 of one group of this job.
         """
@@ -98,7 +103,7 @@ class Ledger(LedgerView):
         wanted = [(self.job, trajectory_id(self.job, group, i), group, i) for i in range(group_size)]
         if [(i.job, i.trajectory, i.group, i.index) for i in items] != wanted:
             raise ValueError(f"submit takes the {group_size} members of one group of {self.job}, in order")
-        args: list[Value] = [group, group_size]
+        args: list[Value] = [group, group_size, demand]
         for item in items:
             args += [item.trajectory, item.index, item.prompt, pack(item)]
         return bool(self._run(lua.SUBMIT, args))

@@ -1,14 +1,15 @@
 """The ledger's transitions as Lua: each runs atomically on the server, and a second run changes nothing.
 
 `ledger.py` holds the calling contract; nobody else loads these. The scripts are in `lua/`; each is put together
-from `prelude`, what it needs of `groups` and `breach`, and its own file, whose first lines say what ARGV holds and
-what comes back. All share KEYS, in the order of the prelude's first line. Stored shapes, msgpack arrays (a number
+from `prelude`, what it needs of `outcome`, `groups` and `breach`, and its own file, whose first lines say what ARGV
+holds and what comes back. All share KEYS, in the order of the prelude's first line. Stored shapes, msgpack arrays (a number
 is -1 and a string empty where there is none):
 
   entry  state, attempt, worker, version number and epoch begun, group, index, prompt, update, work item id,
          record id, reason, reward state, token of the last retry
   group  size, members accounted (rewarded or ended), members ended, oldest version number begun by a living
-         member, phase (open, ready, claimed), update it is claimed for
+         member, phase (open, ready, claimed), update it is claimed for, demand ('': any group may be claimed;
+         'signal': one whose rewards all agree ends as filtered instead; 'whole': so does an incomplete one)
   claim  version, claimed version before, groups as (group, living trajectories, ended ones)
 
 COUNTS also keeps `oldest:V`: how many unclaimed groups have V as their oldest version. The lag decisions need
@@ -29,13 +30,13 @@ def _script(*parts: str) -> str:
 
 
 SUBMIT = _script("submit")
-BEGIN = _script("groups", "breach", "begin")
+BEGIN = _script("outcome", "groups", "breach", "begin")
 PUBLISH = _script("publish")
-RETRY = _script("groups", "retry")
-RESUBMIT = _script("groups", "resubmit")
-REWARD = _script("groups", "reward")
-CLAIM = _script("groups", "breach", "claim")
-UNCLAIM = _script("groups", "unclaim")
-TRAINED = _script("trained")
-END = _script("groups", "end")
+RETRY = _script("outcome", "groups", "retry")
+RESUBMIT = _script("outcome", "groups", "resubmit")
+REWARD = _script("outcome", "groups", "reward")
+CLAIM = _script("outcome", "groups", "breach", "claim")
+UNCLAIM = _script("outcome", "groups", "unclaim")
+TRAINED = _script("outcome", "trained")
+END = _script("outcome", "groups", "end")
 FORGET = _script("forget")

@@ -11,6 +11,7 @@ from syncline.contract.version_path import VersionId
 
 Policy = Literal["wait", "expire", "mask_old_tokens"]
 State = Literal["running", "buffered", "trained", "filtered", "failed", "expired"]
+Demand = Literal["", "signal", "whole"]
 Ending = Literal["filtered", "failed", "expired"]
 STATES: tuple[State, ...] = ("running", "buffered", "trained", "filtered", "failed", "expired")
 
@@ -80,6 +81,22 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True):
     oldest: int  # oldest version number begun by a living member; -1: none has begun
     phase: Literal["open", "ready", "claimed"]
     update: int  # claimed for; -1: not claimed
+    demand: Demand = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """How a group ended. Stamped by the ledger, once per group, in the order in which they ended."""
+
+    group: int
+    prompt: int
+    how: Literal["trained", "filtered", "failed", "expired"]  # failed or expired: no member was left
+    reason: str  # "" where it was trained
+    scored: (
+        int  # members with a reward; of the trained ones, or of those that were filtered for their rewards
+    )
+    mean: float  # of their rewards; 0.0 where none is scored, as the next two
+    low: float
+    high: float
 
 
 class Line(msgspec.Struct, array_like=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from syncline.contract.events import LedgerSample
-from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, READY, WORK
+from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, OUTCOMES, READY, WORK
 from syncline.contract.token_path import trajectory_id
-from syncline.runtime.bus import Bus
+from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.ledger_shapes import (
     GROUP,
     LINE,
@@ -16,6 +16,7 @@ from syncline.runtime.ledger_shapes import (
     Claim,
     LedgerEntry,
     OpenGroup,
+    Outcome,
     UnknownTrajectory,
     entry_of,
 )
@@ -74,6 +75,16 @@ class LedgerView:
         """All open groups."""
         fields = self._bus.hgetall(GROUPS.at(self.job))
         return {int(name): GROUP.decode(raw) for name, raw in sorted(fields.items(), key=lambda f: int(f[0]))}
+
+    def outcomes(self, after: str, count: int) -> list[tuple[str, Outcome]]:
+        """How groups ended, with cursors, oldest first: the next `count` after cursor `after` ("0": all)."""
+        key = OUTCOMES.at(self.job)
+        entries = self._bus.read({key: after}, block=None, count=count).get(key, [])
+        return [(entry.id, unpack(entry, Outcome)) for entry in entries]
+
+    def drop_outcomes(self, before: str) -> None:
+        """Forget those before this cursor, which somebody has saved."""
+        self._bus.trim(OUTCOMES.at(self.job), before)
 
     def members(self, group: int, size: int) -> list[LedgerEntry]:
         """Lines of a group's members, in order."""

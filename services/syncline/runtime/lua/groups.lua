@@ -30,30 +30,8 @@ local function oldest_living(name, g, except)
   return oldest
 end
 
--- After a member was accounted for: the group may join `ready`, or leave if no member lives.
-local function settle(name, g)
-  if g[PHASE] ~= 'claimed' then
-    if g[ENDED] == g[SIZE] then
-      set_oldest(g, -1)
-      call('ZREM', READY, string.format('%012d', name))
-      call('HDEL', GROUPS, name)
-      count('groups_lost', 1)
-      return
-    end
-    if g[ACCOUNTED] == g[SIZE] then
-      g[PHASE] = 'ready'
-      call('ZADD', READY, g[OLDEST], string.format('%012d', name))
-    end
-  end
-  keep_group(name, g)
-end
-
--- End a living member without training it: its work item and record go, and its group is settled.
-local function finish(id, e, state, reason)
-  local name = e[GROUP]
-  local g = group_of(name)
-  if e[STATE] == 'running' or e[REWARD] == '' then g[ACCOUNTED] = g[ACCOUNTED] + 1 end
-  g[ENDED] = g[ENDED] + 1
+-- A living member's entry ends: its work item, record and reward go.
+local function close(id, e, state, reason)
   if e[STATE] == 'running' then
     call('XACK', WORK, 'rollout', e[WORK_ID])
     call('XDEL', WORK, e[WORK_ID])
@@ -66,6 +44,78 @@ local function finish(id, e, state, reason)
   count(state, 1)
   e[STATE], e[REASON], e[WORK_ID], e[RECORD] = state, reason, '', ''
   keep(id, e)
+end
+
+local function members_of(name, g)
+  local ids = {}
+  for index = 0, g[SIZE] - 1 do ids[index + 1] = member(name, index) end
+  return ids, entries_of(ids)
+end
+
+-- A group leaves without an update.
+local function leave(name, g)
+  set_oldest(g, -1)
+  call('ZREM', READY, string.format('%012d', name))
+  call('HDEL', GROUPS, name)
+  count('groups_lost', 1)
+end
+
+-- Every member has ended: it failed if one of them failed, else it expired if one expired, else it was filtered.
+local function lose(name, g)
+  local _, members = members_of(name, g)
+  local weight = {filtered = 1, expired = 2, failed = 3}
+  local worst = members[1]
+  for _, e in ipairs(members) do if weight[e[STATE]] > weight[worst[STATE]] then worst = e end end
+  leave(name, g)
+  tell(name, worst[PROMPT], worst[STATE], worst[REASON], 0, 0, 0, 0)
+end
+
+-- Every member is accounted for and one lives. True: there is nothing to learn from them, and all have ended.
+local function sifted(name, g)
+  if (g[DEMAND] or '') == '' then return false end
+  local ids, members = members_of(name, g)
+  local living = {}
+  for i, e in ipairs(members) do if e[STATE] == 'buffered' then living[#living + 1] = ids[i] end end
+  local n, mean, low, high = scores_of(living)
+  local why
+  if n < 2 then
+    why = 'fewer than two scored members'
+  elseif g[DEMAND] == 'whole' and n < g[SIZE] then
+    why = 'incomplete'
+  elseif low == high then
+    why = 'all rewards are ' .. string.format('%.6g', low)
+  else
+    return false
+  end
+  for i, e in ipairs(members) do
+    if e[STATE] == 'buffered' then close(ids[i], e, 'filtered', why) end
+  end
+  g[ENDED] = g[SIZE]
+  leave(name, g)
+  tell(name, members[1][PROMPT], 'filtered', why, n, mean, low, high)
+  return true
+end
+
+-- After a member was accounted for: the group may join `ready`, or leave if no member lives.
+local function settle(name, g)
+  if g[PHASE] ~= 'claimed' then
+    if g[ENDED] == g[SIZE] then return lose(name, g) end
+    if g[ACCOUNTED] == g[SIZE] then
+      if sifted(name, g) then return end
+      g[PHASE] = 'ready'
+      call('ZADD', READY, g[OLDEST], string.format('%012d', name))
+    end
+  end
+  keep_group(name, g)
+end
+
+-- End a living member without training it, and settle its group.
+local function finish(id, e, state, reason)
+  local name = e[GROUP]
+  local g = group_of(name)
+  if e[STATE] == 'running' or e[REWARD] == '' then g[ACCOUNTED] = g[ACCOUNTED] + 1 end
+  g[ENDED] = g[ENDED] + 1
+  close(id, e, state, reason)
   if e[NUMBER] >= 0 and e[NUMBER] == g[OLDEST] then set_oldest(g, oldest_living(name, g, id)) end
   settle(name, g)
   if state == 'failed' then

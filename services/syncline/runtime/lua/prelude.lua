@@ -1,7 +1,7 @@
-local ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, RECORDS, DEAD = unpack(KEYS)
+local ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, RECORDS, DEAD, OUTCOMES = unpack(KEYS)
 local STATE, ATTEMPT, WORKER, NUMBER, EPOCH, GROUP, INDEX, PROMPT = 1, 2, 3, 4, 5, 6, 7, 8
 local UPDATE, WORK_ID, RECORD, REASON, REWARD, RETRY, SAMPLED = 9, 10, 11, 12, 13, 14, 15
-local SIZE, ACCOUNTED, ENDED, OLDEST, PHASE, CLAIM = 1, 2, 3, 4, 5, 6
+local SIZE, ACCOUNTED, ENDED, OLDEST, PHASE, CLAIM, DEMAND = 1, 2, 3, 4, 5, 6, 7
 local call, pack, unpack_ = redis.call, cmsgpack.pack, cmsgpack.unpack
 
 local function entry_of(id)

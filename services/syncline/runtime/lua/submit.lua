@@ -1,12 +1,12 @@
--- ARGV: group, size, then for each member: trajectory, index, prompt, packed work item. 1; 0: known already.
+-- ARGV: group, size, demand, then for each member: trajectory, index, prompt, packed work item. 1; 0: known already.
 local group, size = tonumber(ARGV[1]), tonumber(ARGV[2])
-if call('HEXISTS', ENTRIES, ARGV[3]) == 1 then return 0 end
-for i = 3, #ARGV, 4 do
+if call('HEXISTS', ENTRIES, ARGV[4]) == 1 then return 0 end
+for i = 4, #ARGV, 4 do
   local work = call('XADD', WORK, '*', 'm', ARGV[i + 3])
   local index, prompt = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
   keep(ARGV[i], {'running', 1, '', -1, -1, group, index, prompt, -1, work, '', '', '', '', -1})
 end
-call('HSET', GROUPS, group, pack({size, 0, 0, -1, 'open', -1}))
+call('HSET', GROUPS, group, pack({size, 0, 0, -1, 'open', -1, ARGV[3]}))
 count('submitted', size)
 count('running', size)
 return 1

@@ -12,26 +12,34 @@ if not raw then
   return false
 end
 local groups = unpack_(raw)[3]
-local asked, kept, lost = {}, {}, 0
+local asked, kept, lost, told = {}, {}, 0, {}
 for i = 2, #ARGV do asked[ARGV[i]] = true end
 for _, claimed in ipairs(groups) do
-  local before = #kept
+  local mine, prompt, reason = {}, -1, ''
   for i, e in ipairs(entries_of(claimed[2])) do
     local id = claimed[2][i]
     if e[STATE] == 'buffered' and not asked[id] then
       return id .. ' is claimed and neither trained nor ended'
     end
     if e[STATE] ~= 'buffered' and asked[id] then return id .. ' has ended as ' .. e[STATE] end
+    prompt, reason = e[PROMPT], e[REASON]
     if asked[id] then
+      mine[#mine + 1] = id
       e[STATE], e[UPDATE] = 'trained', update
       kept[#kept + 1], kept[#kept + 2] = id, pack(e)
     end
   end
-  if #kept == before then lost = lost + 1 end
+  if #mine == 0 then lost = lost + 1 end
+  told[#told + 1] = {claimed[1], prompt, mine, reason}
 end
 local trained = #ARGV - 1
 if #kept ~= 2 * trained then return 'some of the trajectories are not claimed for it, or named twice' end
 each('HSET', ENTRIES, kept)
+for _, group in ipairs(told) do
+  local mine = group[3]
+  if #mine > 0 then tell(group[1], group[2], 'trained', '', scores_of(mine))
+  else tell(group[1], group[2], 'filtered', group[4], 0, 0, 0, 0) end
+end
 for _, claimed in ipairs(groups) do call('HDEL', GROUPS, claimed[1]) end
 call('HDEL', CLAIMS, ARGV[1])
 count('buffered', -trained)
