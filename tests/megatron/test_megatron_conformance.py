@@ -1,4 +1,4 @@
-"""The Megatron engine passes the trainer suite on one rank and on two. Hybrid attention has no layout: it is refused by name."""
+"""The Megatron engine passes the trainer suite on one rank and on two. Hybrid attention is refused by name."""
 
 from __future__ import annotations
 
