@@ -9,6 +9,8 @@ import typer
 from syncline.scheduler.cli_jobs import AsJson, Job
 from syncline.scheduler.cli_session import (
     FAILURE,
+    LATEST,
+    collected,
     note,
     reaching,
     reading,
@@ -43,14 +45,14 @@ def eval_(
     """Evaluate a version of a job on held-out prompts, or list its evaluations."""
     if version is None:
         with reading(context) as client:
-            _show(_listed(client, the_job(client, job)), json)
+            _show(_listed(client, _trained(client, job)), json)
         return
     asked: dict[str, Any] = {"version": version, "prompts": prompts, "samples": samples, "correct": correct}
     asked |= {"k": _numbers(k), "options": dict(map(_option, option))}
     if seed is not None:
         asked["seed"] = seed
     with reaching(context) as client:
-        made = client.post(f"/v1/jobs/{the_job(client, job)}/evaluations", asked)
+        made = client.post(f"/v1/jobs/{_trained(client, job)}/evaluations", asked)
         note(f"{made['id']} evaluates version {made['version']} of {made['of']}")
         if not follow:
             say_json(made) if json else say(made["id"])
@@ -63,6 +65,14 @@ def eval_(
 
 
 eval_.__name__ = "eval"
+
+
+def _trained(client: Any, job: str) -> str:
+    """`job`; of "latest", the newest that is no evaluation."""
+    if job != LATEST:
+        return the_job(client, job)
+    found = [one for one in collected(client, "/v1/jobs") if one["kind"] == "train"]
+    return str(found[0]["id"]) if found else the_job(client, job)
 
 
 def _numbers(text: str) -> list[int]:

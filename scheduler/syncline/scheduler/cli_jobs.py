@@ -99,10 +99,21 @@ def list_jobs(context: typer.Context, json: AsJson = False) -> None:
             j["mode"] or "-",
             f"{j['update']}/{j['updates']}",
             short(j["reward"]),
+            held_out(j["evaluated"]),
         ]
         for j in jobs
     ]
-    show_table(["job", "name", "state", "mode", "updates", "reward"], rows)
+    show_table(["job", "name", "state", "mode", "updates", "reward", "held out"], rows)
+
+
+def held_out(found: dict[str, Any] | None) -> str:
+    """An evaluation in a few words: version and, of its smallest k, pass@k with the interval."""
+    if found is None:
+        return "-"
+    k = min(found["pass_at"], key=int)
+    rate = found["pass_at"][k]
+    told = "-" if rate is None else f"{rate[0]:.3f} [{rate[1]:.3f}, {rate[2]:.3f}]"
+    return f"{found['epoch']}.{found['version']}: pass@{k} {told}"
 
 
 def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> None:
@@ -119,6 +130,8 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
     why = f": {view['reason']}" if view["reason"] else ""
     say(f"{view['id']}  {view['name']}  {view['state']}{why}")
     say(f"updates   {view['update']} of {view['updates']}, reward {short(view['reward'])}")
+    if view["evaluated"] is not None:
+        say(f"held out  {held_out(view['evaluated'])}")
     say(f"phase     {phase}")
     say("ledger    " + ", ".join(f"{ledger[key]} {key}" for key in _LEDGER if ledger[key]))
     if view["alarm"]:

@@ -14,7 +14,16 @@ from syncline.gateway import examples, held_out, precision_plan
 from syncline.gateway.access import JOB_ID, Gateway, Here, Limit, TheJob, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
-from syncline.gateway.records import JobRecord, Progress, brief, find, from_fields, progress_of, view
+from syncline.gateway.records import (
+    JobRecord,
+    Progress,
+    brief,
+    find,
+    from_fields,
+    progress_of,
+    progress_on_disk,
+    view,
+)
 from syncline.gateway.shapes import Accepted, JobPage, JobView
 from syncline.gateway.submission import ask, ended, read_spec, submit
 from syncline.runtime.bus import Bus
@@ -107,8 +116,7 @@ def list_jobs(
     records = _records(here.bus, here.settings, page)
     recorded = [record.id for record in records if record.recorded]
     progress = dict(zip(recorded, progress_of(here.bus, recorded), strict=True))
-    nothing = Progress(phase=None, last=None)
-    items = [brief(record, progress.get(record.id, nothing)) for record in records]
+    items = [brief(record, progress.get(record.id) or progress_on_disk(record)) for record in records]
     return reply(JobPage(items=items, next=page[-1] if start + limit < len(known) else None))
 
 
@@ -203,4 +211,4 @@ def _view(here: Gateway, record: JobRecord) -> JobView:
 
 
 def _progress(bus: Bus, record: JobRecord) -> Progress:
-    return progress_of(bus, [record.id])[0] if record.recorded else Progress(phase=None, last=None)
+    return progress_of(bus, [record.id])[0] if record.recorded else progress_on_disk(record)

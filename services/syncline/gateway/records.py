@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
+from syncline.contract.evaluation import Evaluation, decoded
 from syncline.contract.events import JobState, Phase, UpdateMetrics, Wait
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import JOB, METRICS, PHASE
+from syncline.contract.streams import EVALUATIONS, JOB, METRICS, PHASE
 from syncline.gateway.shapes import JobBrief, JobView, State
 from syncline.runtime.bus import BadMessage, Bus, unpack
+from syncline.runtime.evaluations import kept
 from syncline.runtime.settings import Settings
 
 
@@ -123,6 +125,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: Phase | None
     last: UpdateMetrics | None
+    evaluations: tuple[Evaluation, ...] = ()
 
 
 def progress_of(bus: Bus, jobs: list[str]) -> list[Progress]:
@@ -130,18 +133,35 @@ def progress_of(bus: Bus, jobs: list[str]) -> list[Progress]:
     commands = [
         c
         for job in jobs
-        for c in (("GET", PHASE.at(job)), ("XREVRANGE", METRICS.at(job), "+", "-", "COUNT", 1))
+        for c in (
+            ("GET", PHASE.at(job)),
+            ("XREVRANGE", METRICS.at(job), "+", "-", "COUNT", 1),
+            ("HVALS", EVALUATIONS.at(job)),
+        )
     ]
     replies = bus.many(commands) if commands else []
     found = []
-    for phase, rows in zip(replies[::2], replies[1::2], strict=True):
+    for phase, rows, told in zip(replies[::3], replies[1::3], replies[2::3], strict=True):
         found.append(
             Progress(
                 phase=unpack(phase, Phase) if phase else None,
                 last=unpack(rows[0][1][1], UpdateMetrics) if rows else None,
+                evaluations=tuple(sorted(map(_evaluation, told), key=lambda one: one.when)),
             )
         )
     return found
+
+
+def progress_on_disk(record: JobRecord) -> Progress:
+    """Of a job that Redis has forgotten. Raises `ValueError` for a record that cannot be read."""
+    return Progress(phase=None, last=None, evaluations=tuple(kept(record.folder)))
+
+
+def _evaluation(told: bytes) -> Evaluation:
+    try:
+        return decoded(told)
+    except msgspec.MsgspecError as error:
+        raise BadMessage(f"{EVALUATIONS.name}: {error}") from None
 
 
 def brief(record: JobRecord, progress: Progress) -> JobBrief:
@@ -157,6 +177,7 @@ def view(record: JobRecord, progress: Progress) -> JobView:
         spec=record.spec.model_dump(mode="json"),
         waits=record.waits,
         recorded=record.recorded,
+        evaluations=progress.evaluations,
     )
 
 
@@ -175,4 +196,6 @@ def _common(record: JobRecord, progress: Progress) -> dict[str, Any]:
         "started": record.started,
         "ended": record.ended,
         "alarm": record.alarm,
+        "kind": record.spec.kind,
+        "evaluated": max(progress.evaluations, key=lambda one: (one.id, one.when), default=None),
     }

@@ -9,9 +9,11 @@ from typing import Any
 
 import jinja2
 
+from syncline.contract.evaluation import Evaluation
 from syncline.contract.events import Phase, UpdateMetrics
 from syncline.contract.version_path import VersionRecord
 from syncline.gateway import report_charts as charts
+from syncline.gateway import report_evaluations as held_out
 from syncline.gateway import report_precision as precision
 from syncline.gateway.diagnosed import last_of_each
 from syncline.gateway.evidence import Evidence
@@ -44,7 +46,9 @@ def render(evidence: Evidence) -> str:
             s=summarise(evidence),
             facts=facts(evidence, summarise(evidence)),
             number=charts.number,
-            reward=reward_chart(metrics, evidence.phases),
+            reward=reward_chart(metrics, evidence.phases, evidence.evaluations),
+            evaluation_headings=held_out.HEADINGS,
+            evaluation_rows=held_out.rows(evidence.evaluations),
             lag=lag_chart(metrics, evidence.max_lag),
             phases=phase_chart(evidence.phases, start, end),
             phase_legend=charts.legend(
@@ -107,8 +111,13 @@ def extent(evidence: Evidence) -> tuple[float, float]:
     return (min(moments), max(moments)) if moments else (0.0, 0.0)
 
 
-def reward_chart(metrics: Sequence[UpdateMetrics], phases: Sequence[Phase]) -> str:
-    """Reward of each update with its running mean over a tenth of the updates, modes shaded behind."""
+def reward_chart(
+    metrics: Sequence[UpdateMetrics], phases: Sequence[Phase], evaluations: Sequence[Evaluation] = ()
+) -> str:
+    """Reward of each update with its running mean over a tenth of the updates, modes shaded behind.
+
+    An evaluation stands at its version's number, which is the update that made the version.
+    """
     width = max(1, len(metrics) // 10)
     smooth: list[tuple[float, float | None]] = []
     for i, m in enumerate(metrics):
@@ -120,6 +129,7 @@ def reward_chart(metrics: Sequence[UpdateMetrics], phases: Sequence[Phase]) -> s
         [
             charts.Line(label="each update", style="d", points=raw),
             charts.Line(label=f"mean of the last {width}", style="a", points=smooth),
+            *held_out.lines(evaluations),
         ],
         "update",
         bands=mode_bands(metrics, phases),

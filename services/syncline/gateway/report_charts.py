@@ -22,6 +22,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     style: str  # CSS class: "a", "b", "c", or "d" for one that stays behind the others
     points: Sequence[tuple[float, float | None]]
+    ranges: Sequence[tuple[float, float, float]] = ()  # (x, lower end, upper end) of an interval at x
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +67,7 @@ def curves(
     if powers:
         lines = [_logarithms(line) for line in lines]
     points = [(x, y) for line in lines for x, y in line.points if y is not None and math.isfinite(y)]
+    points += [(x, end) for line in lines for x, *ends in line.ranges for end in ends]
     if not points:
         return _nothing(title)
     xs = [x for x, _ in points] + [edge for band in bands for edge in (band.start, band.end)]
@@ -217,6 +219,9 @@ def _curve(line: Line, x_axis: _Axis, y_axis: _Axis) -> str:
             drawn.append(f'<circle class="fill-{line.style}" cx="{at}" cy="{height}" r="2.5"/>')
         else:
             drawn.append(f'<polyline class="line-{line.style}" points="{" ".join(piece)}"/>')
+    for x, low, high in line.ranges:
+        at, ends = x_axis.at(x), f'y1="{y_axis.at(low):.1f}" y2="{y_axis.at(high):.1f}"'
+        drawn.append(f'<line class="line-{line.style}" x1="{at:.1f}" x2="{at:.1f}" {ends}/>')
     return f"<g><title>{escape(line.label)}</title>{''.join(drawn)}</g>"
 
 

@@ -34,6 +34,7 @@ from syncline.gateway.version_lineage import recorded
 from syncline.runtime import segments
 from syncline.runtime.bus import BadMessage, Bus, unpack
 from syncline.runtime.durable import write_whole
+from syncline.runtime.evaluations import kept
 from syncline.runtime.ledger import Ledger
 from syncline.runtime.settings import Settings
 
@@ -79,8 +80,18 @@ def _report(bus: Bus, settings: Settings, job: str) -> bool:
     if not settled(evidence, time.time()):
         return False
     write(record.folder, evidence)
+    if record.spec.kind == "evaluate":
+        _show_beside_rewards(bus, settings, record.spec.versions_of(job))
     _LOG.info("report of %s: %s after %d updates", job, evidence.state, summarise(evidence).updates)
     return True
+
+
+def _show_beside_rewards(bus: Bus, settings: Settings, job: str) -> None:
+    """Write the report of an evaluation's training job again, if it was written before. Raises `OSError`."""
+    record = find(bus, settings, job)
+    evidence = None if record is None else evidence_of(bus, record)
+    if record is not None and evidence is not None and (record.folder / SUMMARY).exists():
+        write_whole(record.folder / REPORT, render(evidence).encode())
 
 
 def settled(evidence: Evidence, now: float) -> bool:
@@ -103,8 +114,11 @@ def evidence_of(bus: Bus, record: JobRecord) -> Evidence | None:
     """Evidence from Redis while it knows the job, from the run folder afterwards, None when neither has it."""
     if record.recorded:
         return gather(bus, record)
-    kept = record.folder / EVIDENCE
-    return msgspec.msgpack.decode(kept.read_bytes(), type=Evidence) if kept.is_file() else None
+    path = record.folder / EVIDENCE
+    if not path.is_file():
+        return None
+    found = msgspec.msgpack.decode(path.read_bytes(), type=Evidence)
+    return msgspec.structs.replace(found, evaluations=tuple(kept(record.folder)))  # some ended after the job
 
 
 def gather(bus: Bus, record: JobRecord) -> Evidence:
@@ -134,6 +148,7 @@ def gather(bus: Bus, record: JobRecord) -> Evidence:
         segments=facts,
         texts=sample_texts(record, folder, [fact.update for fact in facts]),
         diagnostics=_all(bus, DIAGNOSTICS, record.id, Diagnostics),
+        evaluations=tuple(kept(record.folder)),
     )
 
 

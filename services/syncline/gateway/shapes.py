@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from syncline.contract.evaluation import Evaluation
 from syncline.contract.events import (
     Heartbeat,
     JobState,
@@ -43,6 +44,8 @@ class JobBrief(msgspec.Struct, frozen=True, kw_only=True):
     started: float | None
     ended: float | None
     alarm: str = ""  # the newest alarm of the job's diagnostics; "": none was raised
+    kind: Literal["train", "evaluate"] = "train"
+    evaluated: Evaluation | None = None  # of the newest version that was evaluated; None: none was
 
 
 class PrecisionBrief(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,7 @@ class JobView(JobBrief, frozen=True, kw_only=True):
     spec: dict[str, Any]
     waits: tuple[Wait, ...]
     recorded: bool
+    evaluations: tuple[Evaluation, ...] = ()  # of the job's versions, in the order in which they ended
     precision: PrecisionBrief | None = None  # None: of a recipe that is no longer shipped
 
 
