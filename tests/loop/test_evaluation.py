@@ -1,4 +1,4 @@
-"""An evaluation samples held-out prompts with exactly the version that it names, counts what it can, and says the rest."""
+"""An evaluation samples held-out prompts with the version that it names and no other, and counts what it can."""
 
 from __future__ import annotations
 
