@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -89,7 +90,9 @@ def test_calls_are_read_from_a_turn_and_what_is_none_is_left_out() -> None:
 
 def test_a_taskset_of_verifiers_gives_prompts_tools_and_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verifiers", reason="the extra `verifiers` is not installed")
-    env = loaded("verifiers", taskset="environments.toy_taskset", size=10)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    assert wrong("verifiers", taskset="environments.toy_taskset") == ["task.options.taskset"]
+    env = loaded("verifiers", taskset="toy_taskset", size=10)
     assert env.size == 10
     assert env.prompt(3).text == "3+1="
     text = '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 1}}</tool_call>'

@@ -22,9 +22,12 @@ from syncline.environments.turns import Message, Prompt, Step, Turn, require_ind
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Ours; every other option goes to the taskset's own configuration. `taskset`: an importable module."""
+    """Ours; every other option goes to the taskset's own configuration.
 
-    taskset: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][\w.-]*$")]
+    `taskset`: a module that can be imported, in no package: the library looks for no other.
+    """
+
+    taskset: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][\w-]*$")]
     size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1000  # tasks that are loaded at most
 
 
