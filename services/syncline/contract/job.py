@@ -19,6 +19,8 @@ from syncline.contract.recipes import RECIPES, read
 from syncline.contract.spec_part import Part as _Part
 from syncline.contract.task_spec import RewardSpec as RewardSpec
 from syncline.contract.task_spec import TaskSpec as TaskSpec
+from syncline.contract.trainer_spec import ParallelSpec as ParallelSpec
+from syncline.contract.trainer_spec import TrainerSpec as TrainerSpec
 from syncline.contract.transfer_spec import DiagnosticsSpec as DiagnosticsSpec
 from syncline.contract.transfer_spec import TransferSpec as TransferSpec
 from syncline.contract.turns import TurnsSpec
@@ -128,32 +130,6 @@ class RolloutSpec(_Part):
     record_experts: bool = Field(True, description="record expert ids of MoE models")
     pace: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
         (), description="share of full speed per worker, in order; reproduces uneven fleets; empty: all 1"
-    )
-
-
-class ParallelSpec(_Part):
-    """Ranks of the `megatron` trainer. Attention and dense layers: tp x dp per stage; experts: etp x ep of the same."""
-
-    tp: int = Field(1, ge=1, le=1024, description="tensor-parallel ranks")
-    pp: int = Field(1, ge=1, le=1024, description="pipeline stages")
-    ep: int = Field(1, ge=1, le=1024, description="expert-parallel ranks; they are among tp x dp")
-    etp: int | None = Field(
-        None, ge=1, le=1024, description="tensor-parallel ranks of experts; null: tp without ep, else 1"
-    )
-    dp: int = Field(1, ge=1, le=1024, description="data-parallel ranks")
-    deadline: float = Field(
-        600.0, gt=0, description="seconds a rank may keep the others waiting before the step fails, naming it"
-    )
-
-
-class TrainerSpec(_Part):
-    engine: Literal["torch", "megatron"] = Field(
-        "torch", description="torch: one process, any causal LM; megatron: megatron-core, over `parallel`"
-    )
-    parallel: ParallelSpec = ParallelSpec()
-    router_replay: bool = Field(
-        False,
-        description="route each token as rollout did, by its recorded expert ids; needs rollout.record_experts",
     )
 
 
