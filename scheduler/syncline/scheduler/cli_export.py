@@ -51,7 +51,7 @@ def export(
     output: Annotated[
         str | None, typer.Option(help="new folder, or an fsspec address; default: JOB-VERSION-FORMAT here")
     ] = None,
-    shard_gb: Annotated[float, typer.Option(min=0.001, help="most GiB in one safetensors file")] = 4.0,
+    shard_gb: Annotated[float, typer.Option(min=1e-6, help="most GiB in one safetensors file")] = 4.0,
     json: AsJson = False,
 ) -> None:
     """Export a version as a checkpoint that transformers or SGLang load, with a model card."""

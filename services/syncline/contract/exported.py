@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from syncline.contract.evaluation import Evaluation
 from syncline.contract.version_path import Canary, VersionId, parse_version
 
 ExportFormat = Literal["hf", "lora", "sglang"]
@@ -53,8 +54,9 @@ class Story(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     lineage       newest first, the exported version included; empty: nobody knows it any more
     rewards       (update, mean reward) up to the version, None where nothing was scored
-    evaluations   rows of the job's evaluations of this version, as they were written
-    canaries      fixed prefixes with the trainer's own scores at this version; empty: they are no longer kept
+    evaluations   of this version, oldest first
+    canaries      fixed prefixes with the trainer's own scores at this version; empty: they are no longer kept, or are
+                  of other values
     """
 
     name: str
@@ -62,7 +64,7 @@ class Story(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     state: str
     lineage: tuple[LineageStep, ...] = ()
     rewards: tuple[tuple[int, float | None], ...] = ()
-    evaluations: tuple[dict[str, Any], ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
     canaries: tuple[Canary, ...] = ()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -55,7 +55,7 @@ def render(
         *_section("Precision contract", _contract(contract, manifest)),
         *_section("Task and training", _training(request, spec)),
         *_section("Reward while training", _rewards(request)),
-        *_section("Evaluation", _evaluations(request)),
+        *_section("Evaluation", _evaluations(request, manifest)),
         *_section("How it was checked", _checks(request, told)),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -196,32 +196,40 @@ def _rewards(request: ExportRequest) -> Iterator[str]:
     yield "| reward | " + " | ".join("-" if r is None else f"{r:.4g}" for _, r in shown) + " |"
 
 
-def _evaluations(request: ExportRequest) -> Iterator[str]:
+def _evaluations(request: ExportRequest, manifest: VersionManifest | None) -> Iterator[str]:
     if not request.story.evaluations:
-        yield "This version was not evaluated."
+        yield "No evaluation of this version is recorded."
         return
-    for row in request.story.evaluations:
-        yield f"- {_number(row, 'prompts')} prompts, {_number(row, 'samples')} samples each: " + ", ".join(
-            [f"mean reward {_value(row.get('mean_reward'))}", *_passes(row)]
+    yield "On prompts that the evaluation drew, sampled by rollout workers; intervals are of 95 % over prompts."
+    yield ""
+    for told in request.story.evaluations:
+        interval = "" if told.reward_interval is None else f" ({_range(told.reward_interval)})"
+        yield (
+            f"- mean reward {_value(told.mean_reward)}{interval} over {told.prompts} prompts from index {told.first} "
+            f"on (data seed {told.seed}), {told.samples} samples each"
         )
-        yield f"  - unscored: {_number(row, 'unscored')}; contract `{row.get('contract', 'unknown')}`"
-        yield f"  - sampling: `{json.dumps(row.get('sampling'), sort_keys=True)}`; when: {row.get('when', 'unknown')}"
+        for k, found in sorted(told.pass_at.items(), key=lambda item: int(item[0])):
+            said = "unknown: no prompt has as many samples that count"
+            if found is not None:
+                said = f"{_value(found[0])} ({_range(found[1:])}), over {told.pass_prompts.get(k, 0)} prompts"
+            yield f"  - pass@{k}: {said}; correct is a reward of at least {told.threshold:g}"
+        yield (
+            f"  - {told.counted} samples count, {told.correct} of them correct; {told.unscored} unscored, {told.lost} "
+            f"lost, {told.foreign} of other weights: none of those counts as wrong"
+        )
+        yield f"  - sampling `{json.dumps(told.sampling, sort_keys=True)}`; contract `{told.contract[:12]}`"
+        same = manifest is not None and told.digest == manifest.digest()
+        which = "this manifest" if same else f"manifest `{told.digest[:12]}`"
+        ended = datetime.fromtimestamp(told.when, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        yield f"  - of {which}, by job `{told.job}`, {ended}"
 
 
-def _passes(row: dict[str, Any]) -> Iterator[str]:
-    passed = row.get("pass_at")
-    if not isinstance(passed, dict):
-        return
-    for k, (value, low, high) in sorted(passed.items(), key=lambda item: int(item[0])):
-        yield f"pass@{k} {_value(value)} (interval {_value(low)} to {_value(high)})"
+def _range(ends: tuple[float, ...]) -> str:
+    return f"{_value(ends[0])} to {_value(ends[1])}"
 
 
-def _number(row: dict[str, Any], key: str) -> str:
-    return str(row.get(key, "unknown"))
-
-
-def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else "unknown"
+def _value(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"
 
 
 def _checks(request: ExportRequest, told: Told) -> Iterator[str]:
@@ -236,5 +244,5 @@ def _checks(request: ExportRequest, told: Told) -> Iterator[str]:
             f"`{SCORES}` has {len(request.story.canaries)} fixed prefixes with the trainer's own log-probs of this "
             "version, scored with rollout's arithmetic (`tokens[prompt:]` are scored, temperature 1)."
         )
-    else:
+    elif request.origin == "version":
         yield "The trainer's scores of its fixed prefixes at this version are no longer kept."

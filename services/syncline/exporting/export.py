@@ -130,11 +130,17 @@ class _Export:
                 f"dequantised: {len(plan.low_bit())} weights hold the {dtype} values that their codes and scales stand "
                 "for, which the trainer's forward multiplied; all others are BF16 as in the version"
             )
+            if self._contract.trainer.fprop.left != "original":
+                self._told.caveats.append(
+                    "the trainer quantises activations too, and plain transformers does not: its scores differ by that"
+                )
         elif self._contract.trainer.parameters == "fp32":
             self._told.values = (
                 "BF16, bit for bit the version's tensors, which rollout multiplies; the trainer's FP32 weights are "
                 "in checkpoints alone"
             )
+        elif self._contract.families:
+            self._told.values = "BF16, bit for bit the version's tensors; trainer and rollout quantise them as the contract says"
         self._write_model(source, self._config(manifest), dtype)
 
     def _sglang(

@@ -115,7 +115,7 @@ def begin_export(record: TheJob, here: Here, body: Body) -> Response:
                 version=version,
                 format=wanted.format,
                 origin=origin,
-                story=story_of(here, record, version),
+                story=story_of(here, record, version, origin),
                 shard_bytes=wanted.shard_bytes,
             )
         )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from syncline.contract.evaluation import Evaluation
 from syncline.contract.events import UpdateMetrics
-from syncline.contract.exported import LineageStep, Story
+from syncline.contract.exported import ExportOrigin, LineageStep, Story
 from syncline.contract.streams import METRICS, MINTED
 from syncline.contract.version_path import Canary, Minted, VersionId, VersionRecord
 from syncline.gateway.access import Gateway
@@ -18,12 +18,14 @@ from syncline.gateway.records import JobRecord
 from syncline.gateway.reporter import EVIDENCE
 from syncline.gateway.versions import known
 from syncline.runtime.bus import unpack
+from syncline.runtime.evaluations import kept
 
-EVALUATIONS = "evaluations.jsonl"
 
+def story_of(here: Gateway, record: JobRecord, version: VersionId, origin: ExportOrigin) -> Story:
+    """All that is known about `version`, exported from `origin`.
 
-def story_of(here: Gateway, record: JobRecord, version: VersionId) -> Story:
-    """All that is known about `version`. Raises `Refusal` for a file of evaluations that cannot be read."""
+    Raises `Refusal` for a file of evaluations that cannot be read.
+    """
     found, _ = known(here, record)
     return Story(
         name=record.spec.name,
@@ -31,8 +33,9 @@ def story_of(here: Gateway, record: JobRecord, version: VersionId) -> Story:
         state=record.state,
         lineage=lineage_of(found, version),
         rewards=rewards_of(metrics_of(here, record), version),
-        evaluations=evaluations_of(record.folder / EVALUATIONS, version),
-        canaries=_canaries(here, record, version),
+        evaluations=evaluations_of(record.folder, version),
+        # they are of what rollout holds, which a checkpoint of wide weights is not
+        canaries=_canaries(here, record, version) if origin == "version" else (),
     )
 
 
@@ -67,8 +70,8 @@ def metrics_of(here: Gateway, record: JobRecord) -> tuple[UpdateMetrics, ...]:
     """Metrics of all updates, from Redis or from what the job's report kept; none where neither has them."""
     if record.recorded:
         return tuple(unpack(entry, UpdateMetrics) for entry in here.bus.range(METRICS.at(record.id)))
-    kept = record.folder / EVIDENCE
-    return msgspec.msgpack.decode(kept.read_bytes(), type=Evidence).metrics if kept.is_file() else ()
+    left = record.folder / EVIDENCE
+    return msgspec.msgpack.decode(left.read_bytes(), type=Evidence).metrics if left.is_file() else ()
 
 
 def rewards_of(
@@ -84,20 +87,12 @@ def rewards_of(
     return tuple((update, newest[update].reward) for update in sorted(newest))
 
 
-def evaluations_of(path: Path, version: VersionId) -> tuple[dict[str, Any], ...]:
-    """Rows about `version` of the job's `evaluations.jsonl`, in their order."""
-    rows: list[dict[str, Any]] = []
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            if number == len(lines):  # it is being appended to
-                continue
-            raise Refusal(500, "record-unreadable", f"{path.name} line {number}: {error}") from None
-        if str(row.get("version")) == str(version):
-            rows.append(row)
-    return tuple(rows)
+def evaluations_of(folder: Path, version: VersionId) -> tuple[Evaluation, ...]:
+    """The job's evaluations of `version`, oldest first. Raises `Refusal` for a file of them that cannot be read."""
+    try:
+        return tuple(told for told in kept(folder) if told.id == version)
+    except ValueError as error:
+        raise Refusal(500, "record-unreadable", str(error)) from None
 
 
 def _canaries(here: Gateway, record: JobRecord, version: VersionId) -> tuple[Canary, ...]:
