@@ -9,12 +9,13 @@ import pytest
 
 from syncline.contract import events as e
 from syncline.contract.job import JobSpec
+from syncline.contract.judging import JudgeStatus
 from syncline.contract.version_path import VersionId
 from syncline.runtime.ledger_shapes import LedgerEntry, OpenGroup
 from syncline.scheduler.machine import begin
 from syncline.scheduler.observe import Seen, ledger_events, room, seen
 from syncline.scheduler.stages import Engine, Stage, State
-from syncline.scheduler.waits import waits
+from syncline.scheduler.waits import judge_waits, waits
 
 SPEC = JobSpec.model_validate({"name": "n", "model": {"name": "m"}, "batch": {"groups": 2}})
 EMPTY = Seen(in_flight=0, ready=0, claimable=False, claimed=False, open=0, unclaimed=0, updates_claimed=0)
@@ -150,3 +151,38 @@ def test_a_process_that_has_not_reported_is_waited_for() -> None:
 
 def test_a_paused_job_waits_for_nobody() -> None:
     assert waits(SPEC, state("paused"), 100.0, {}) == []
+
+
+JUDGE = JudgeStatus(
+    state="answers", since=50.0, reason="HTTP 503", waiting=30, asked=8, oldest=12.0, at=100.0, scored=5
+)
+
+
+def test_a_judge_that_is_quick_or_has_nothing_to_do_is_no_wait() -> None:
+    quick = msgspec.structs.replace(JUDGE, oldest=2.0)
+    idle = msgspec.structs.replace(JUDGE, state="silent", waiting=0, asked=0, oldest=0.0)
+    assert (
+        judge_waits(SPEC, quick, 100.0)
+        == judge_waits(SPEC, idle, 100.0)
+        == judge_waits(SPEC, None, 1.0)
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "now", "detail"),
+    [
+        ({}, 100.0, "8 responses are with it, 30 wait"),
+        ({"state": "silent"}, 101.0, "it has not answered for 51 s (HTTP 503): 38 responses wait"),
+        (
+            {"state": "trying", "oldest": 1.0},
+            100.0,
+            "it has not answered for 50 s (HTTP 503): 38 responses wait",
+        ),
+        ({}, 120.0, "nobody has asked it for 20 s: 38 responses wait"),
+    ],
+)
+def test_a_judge_that_is_waited_for_says_so(changes: dict[str, Any], now: float, detail: str) -> None:
+    [wait] = judge_waits(SPEC, msgspec.structs.replace(JUDGE, **changes), now)
+    assert (wait.name, wait.owner, wait.detail) == ("reward", "judge", detail)
+    assert wait.deadline == 100.0 - changes.get("oldest", 12.0) + SPEC.limits.batch_wait / 2

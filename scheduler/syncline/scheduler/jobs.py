@@ -14,6 +14,7 @@ import msgspec
 
 from syncline.contract import events as e
 from syncline.contract.job import JobSpec
+from syncline.contract.judging import JudgeStatus
 from syncline.contract.streams import DEAD, EVENTS, JOB, KEYS, SAMPLES
 from syncline.runtime.bus import BadMessage, Entry, unpack
 from syncline.runtime.ledger import Ledger
@@ -24,7 +25,7 @@ from syncline.scheduler.lookout import Lookout, Tools
 from syncline.scheduler.placement import workers
 from syncline.scheduler.saved import Saved, Watch, save
 from syncline.scheduler.stages import STANCES, TRAINER, State
-from syncline.scheduler.waits import waits
+from syncline.scheduler.waits import judge_waits, waits
 
 PAGE = 200  # events folded before a save
 LEAK = 1.1  # times its baseline that a sleeping engine may hold
@@ -50,6 +51,7 @@ class Job:
         self._lookout = Lookout(tools, job, spec, self._ledger)
         self._since, self._stage = time.time(), saved.state.stage
         self._beat = 0.0
+        self._judge: JudgeStatus | None = None
         self._fields: dict[str, str] = {}  # of the job hash, as written last
 
     # ---- one turn --------------------------------------------------------------------------------------------
@@ -105,6 +107,8 @@ class Job:
         if now - self._beat < BEAT:
             return
         self._beat = now
+        if self.spec.reward.source == "http" and (raw := self._bus.hget(JOB.at(self.job), "judge")):
+            self._judge = msgspec.json.decode(raw, type=JudgeStatus)
         sample = self._ledger.sample(time.time())
         self._bus.append(SAMPLES.at(self.job), sample, cap=100_000)
         if not sample.holds:
@@ -155,6 +159,7 @@ class Job:
     def write(self, orders: Sequence[e.Phase] = ()) -> None:
         """Save memory, orders, and those fields of the job hash that have changed."""
         found = waits(self.spec, self.state, self._since, self.saved.watch.awaited)
+        found += judge_waits(self.spec, self._judge, time.time())
         fields = {
             "state": job_state(self.state),
             "mode": self.state.mode,

@@ -10,7 +10,11 @@ from collections.abc import Mapping
 
 from syncline.contract.events import Wait
 from syncline.contract.job import JobSpec
+from syncline.contract.judging import JudgeStatus
 from syncline.scheduler.stages import TRAINER, Stage, State, asleep, heard
+
+SLOW = 10.0  # seconds that a response may be with its judge before it is worth telling
+SILENCE = 15.0  # seconds without a word from the process that asks the judge
 
 
 def waits(spec: JobSpec, state: State, since: float, awaited: Mapping[str, float]) -> list[Wait]:
@@ -34,6 +38,31 @@ def waits(spec: JobSpec, state: State, since: float, awaited: Mapping[str, float
         name, owner, patience, detail = stage
         found.append(Wait(name=name, owner=owner, since=since, deadline=since + patience, detail=detail))
     return found
+
+
+def judge_waits(spec: JobSpec, status: JudgeStatus | None, now: float) -> list[Wait]:
+    """What is to be said of the job's HTTP judge, if anything: at its deadline a response is unscored.
+
+    status   None: the job has none, or nothing was asked of it yet
+    now      wall-clock unix seconds
+    """
+    if status is None or not status.waiting + status.asked:
+        return []
+    deadline = status.at - status.oldest + spec.reward.within(spec.limits.batch_wait)
+    count = f"{status.waiting + status.asked} responses wait"
+    if now - status.at > SILENCE:
+        since, detail = status.at, f"nobody has asked it for {now - status.at:.0f} s: {count}"
+    elif status.state != "answers":
+        silent = f"it has not answered for {now - status.since:.0f} s"
+        since, detail = status.since, f"{silent} ({status.reason}): {count}"
+    elif status.oldest > SLOW:
+        since, detail = (
+            status.at - status.oldest,
+            f"{status.asked} responses are with it, {status.waiting} wait",
+        )
+    else:
+        return []
+    return [Wait(name="reward", owner="judge", since=since, deadline=deadline, detail=detail)]
 
 
 def _stage(spec: JobSpec, state: State, stage: Stage) -> tuple[str, str, float, str] | None:

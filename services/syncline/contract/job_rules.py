@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
 
 from syncline.contract import evaluation_rules, prompts_spec, support
 from syncline.contract.job import JobSpec, Problem, RewardSpec
@@ -96,6 +97,8 @@ def _judge(spec: JobSpec) -> Iterator[Problem]:
                 message = f"has no meaning for source {reward.source!r}"
                 yield _problem(f"reward.{key}", message, "leave it out or use source 'http'")
         return
+    if reward.url is not None and not _names_a_host(reward.url):
+        yield _problem("reward.url", "names no host and port", "http://host:port/path")
     wait = spec.limits.batch_wait
     if reward.budget is not None and reward.budget >= wait:
         message = f"{reward.budget:g} s is not below limits.batch_wait ({wait:g} s), at which the job fails"
@@ -115,6 +118,14 @@ def _prompts(spec: JobSpec) -> Iterator[Problem]:
         *prompts_spec.crowding(spec.prompts, spec.batch.groups, schedule.max_lag, schedule.lag_policy),
     ):
         yield _problem(path, message, hint)
+
+
+def _names_a_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or too large
+        return False
 
 
 def _rest(spec: JobSpec) -> Iterator[Problem]:

@@ -110,6 +110,7 @@ class Judging:
             self._backlog.again(response, now + pause)
         done = [(response, judged) for response, judged in told.done if not response.over]
         self._backlog.end(response for response, _ in done)
+        self._back(asyncio.current_task())  # the judge is free for the next request while this one is stored
         if told.foreign:
             self._context.log.warning("the judge answered for %d that were not asked", told.foreign)
         await asyncio.to_thread(self._desk.settle, done, told.version, began, now - start)
@@ -135,9 +136,9 @@ class Judging:
         self._breaker.held()
         self._wake.set()
 
-    def _back(self, task: asyncio.Task[None]) -> None:
-        del self._asked[task]
-        self._wake.set()
+    def _back(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None and self._asked.pop(task, None):
+            self._wake.set()
 
     # ---- when ------------------------------------------------------------------------------------------------
     def _room(self, now: float) -> bool:

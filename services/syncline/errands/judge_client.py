@@ -38,8 +38,8 @@ class JudgeClient:
             self._url = httpx.URL(url)
         except httpx.InvalidURL as error:
             raise BadUrl(f"reward.url {url!r}: {error}") from None
-        if not self._url.host:
-            raise BadUrl(f"reward.url {url!r} names no host")
+        if not self._url.host or (self._url.port or 0) > 65535:
+            raise BadUrl(f"reward.url {url!r} names no host, or no port that there is")
         self._seconds, self._most = seconds, most
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=min(seconds, _CONNECT)),
