@@ -27,12 +27,22 @@ from syncline.contract.streams import COUNTS, TRAJECTORIES, WORK
 from syncline.contract.token_path import trajectory_id
 from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import Bus
-from syncline.runtime.ledger import STATES, Claim, LagBroken, Ledger, LedgerBroken, Policy, StampMismatch
+from syncline.runtime.ledger import (
+    STATES,
+    Claim,
+    Demand,
+    LagBroken,
+    Ledger,
+    LedgerBroken,
+    Policy,
+    StampMismatch,
+)
 
 SIZE = 2
 TRIES = 3
 GROUPS = st.integers(0, 19)
 INDEX = st.integers(0, SIZE - 1)
+DEMANDS: st.SearchStrategy[Demand] = st.sampled_from(["", "signal", "whole"])
 WORKERS = st.sampled_from(["w0", "w1"])
 
 
@@ -43,6 +53,7 @@ class Member:
     begun: int | None = None
     worker: str = ""
     rewarded: bool = False
+    value: float = 0.0
     update: int | None = None
 
     @property
@@ -55,6 +66,19 @@ class Group:
     members: list[Member] = field(default_factory=lambda: [Member() for _ in range(SIZE)])
     claimed: bool = False
     gone: bool = False
+    demand: Demand = ""
+
+    @property
+    def useless(self) -> bool:
+        """Accounted for, and without what it must offer to be claimed."""
+        values = [m.value for m in self.members if m.living]
+        short = len(values) < 2 or (self.demand == "whole" and len(values) < SIZE)
+        return self.demand != "" and self.ready and (short or min(values) == max(values))
+
+    @property
+    def lost_as(self) -> str:
+        """How a group ends whose members all have."""
+        return max((m.state for m in self.members), key=["filtered", "expired", "failed"].index)
 
     @property
     def oldest(self) -> int | None:
@@ -84,6 +108,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.claimed = -1
         self.version = 0  # that the trainer holds; the next update is made at it
         self.claim: Claim | None = None
+        self.outcomes: list[tuple[int, str]] = []  # groups as they ended
 
     # ---- the model ----------------------------------------------------------------------------------------
     def open_oldest(self, without: int | None = None) -> dict[int, int]:
@@ -118,8 +143,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def account(self, name: int) -> None:
         group = self.groups[name]
-        if not group.claimed and not any(m.living for m in group.members):
+        if group.claimed or group.gone:
+            return
+        if not any(m.living for m in group.members):
             group.gone = True
+            self.outcomes.append((name, group.lost_as))
+        elif group.useless:
+            for member in group.members:
+                member.state = "filtered" if member.living else member.state
+            group.gone = True
+            self.outcomes.append((name, "filtered"))
 
     def id(self, name: int, index: int) -> str:
         return trajectory_id(self.job, name, index)
@@ -130,10 +163,10 @@ class LedgerMachine(RuleBasedStateMachine):
         return entry.work_id or "0-1"
 
     # ---- the rules ----------------------------------------------------------------------------------------
-    @rule(name=GROUPS)
-    def submit(self, name: int) -> None:
-        assert self.ledger.submit(items(self.job, name, SIZE), SIZE) == (name not in self.groups)
-        self.groups.setdefault(name, Group())
+    @rule(name=GROUPS, demand=DEMANDS)
+    def submit(self, name: int, demand: Demand = "") -> None:
+        assert self.ledger.submit(items(self.job, name, SIZE), SIZE, demand) == (name not in self.groups)
+        self.groups.setdefault(name, Group(demand=demand))
 
     def pick(self, data: st.DataObject) -> int:
         """A group, more often one that still has something to do."""
@@ -221,17 +254,21 @@ class LedgerMachine(RuleBasedStateMachine):
             assert answer == member.attempt
 
     @precondition(lambda self: self.groups)
-    @rule(data=st.data(), index=INDEX, late=st.booleans())
-    def reward(self, data: st.DataObject, index: int, late: bool) -> None:
-        self.do_reward(self.pick(data), index, late)
+    @rule(data=st.data(), index=INDEX, late=st.booleans(), value=st.sampled_from([0.0, 0.5, 1.0]))
+    def reward(self, data: st.DataObject, index: int, late: bool, value: float) -> None:
+        self.do_reward(self.pick(data), index, late, value)
 
-    def do_reward(self, name: int, index: int, late: bool = False) -> None:
+    def do_reward(self, name: int, index: int, late: bool = False, value: float | None = None) -> None:
+        """`value` None: groups 2, 5, 8 ... get equal ones, the others do not."""
         member = self.groups[name].members[index]
         due = not late and member.state == "buffered" and not member.rewarded
-        sent = scored(self.id(name, index), member.attempt - (1 if late else 0))
+        value = float(name % 3 == index) if value is None else value
+        sent = scored(self.id(name, index), member.attempt - (1 if late else 0), value)
         assert self.ledger.reward(sent) == due
         assert not self.ledger.reward(sent)
-        member.rewarded = member.rewarded or due
+        if due:
+            member.rewarded, member.value = True, value
+            self.account(name)
 
     @precondition(lambda self: self.groups)
     @rule(data=st.data(), index=INDEX, state=st.sampled_from(["filtered", "failed", "expired"]))
@@ -294,6 +331,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for member in living.values():
             member.state, member.update = "trained", claim.update
         for part in claim.groups:
+            some = any(m.state == "trained" for m in self.groups[part.group].members)
+            self.outcomes.append((part.group, "trained" if some else "filtered"))
             self.groups[part.group].claimed, self.groups[part.group].gone = False, True
         self.ledger.forget([id for part in claim.groups for id in part.trajectories])
         self.version, self.claim = self.version + 1, None
@@ -308,7 +347,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 if member.living:
                     assert self.ledger.end(self.id(name, index), "expired", "over the bound")
                     member.state = "expired"
-            self.account(name)
+                    self.account(name)
 
     # ---- the laws -----------------------------------------------------------------------------------------
     @invariant()
@@ -325,6 +364,8 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.open_groups() == sum(not g.gone for g in self.groups.values())
         assert self.ledger.ready_groups() == sum(g.ready for g in self.groups.values())
         assert sums["claimed"] == sum(g.claimed for g in self.groups.values())
+        told = [outcome for _, outcome in self.ledger.outcomes("0", 1000)]
+        assert [(outcome.group, outcome.how) for outcome in told] == self.outcomes
 
     @invariant()
     def streams_agree(self) -> None:
