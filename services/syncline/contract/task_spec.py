@@ -13,7 +13,15 @@ class PartSpec(Part):
     """One data set of a mix, drawn `weight` times in each round of as many draws as all weights add up to."""
 
     environment: Literal[
-        "calculator", "characters", "composite", "jsonl", "python", "reasoning_gym", "verifiers"
+        "calculator",
+        "characters",
+        "composite",
+        "http",
+        "jsonl",
+        "openenv",
+        "python",
+        "reasoning_gym",
+        "verifiers",
     ]
     options: dict[str, str | int | float | bool | list[str | int | float]] = Field(
         default_factory=dict, description="as task.options"
@@ -33,7 +41,16 @@ class PartSpec(Part):
 
 class TaskSpec(Part):
     environment: Literal[
-        "calculator", "characters", "composite", "jsonl", "mix", "python", "reasoning_gym", "verifiers"
+        "calculator",
+        "characters",
+        "composite",
+        "http",
+        "jsonl",
+        "mix",
+        "openenv",
+        "python",
+        "reasoning_gym",
+        "verifiers",
     ] = "characters"
     options: dict[str, str | int | float | bool | list[str | int | float]] = Field(
         default_factory=dict,

@@ -2,10 +2,10 @@
 
 The prompt is `reverse:hca=` and the right response `ach`; `copy` answers `hca`, `sort` `ach`, `successor` (each
 symbol's next one) `adb`. `kind` shows one symbol, `kind:7=`, and is answered by any of its kind, digits for a digit
-and letters for a letter: many answers are right, so it is the quickest to learn, at any length.
+and letters for a letter: the quickest to learn.
 
-Items are endless and drawn from `(seed, index)`. The reward is dense: the share of right positions, counted over
-the longer of response and answer, so that a character too many or too few costs as much as a wrong one.
+Items are endless and drawn from `(seed, index)`. The reward is the share of right positions, counted over the longer of
+response and answer.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 def problems(options: Options) -> list[Problem]:
     """An alphabet must be distinct lowercase letters and digits."""
-    found: list[Problem] = []
-    alphabet = options.symbols()
+    found, alphabet = list[Problem](), options.symbols()
     bad = sorted({symbol for symbol in alphabet if symbol not in LEGAL})
     if bad:
         message = f"holds {bad}, which are no lowercase letters or digits"
@@ -83,10 +82,10 @@ class Characters(SingleTurn):
     def _answer(self, symbols: str) -> str:
         order = self.alphabet
         match self.options.game:
-            case "reverse":
-                return symbols[::-1]
             case "copy":
                 return symbols
+            case "reverse":
+                return symbols[::-1]
             case "sort":
                 return "".join(sorted(symbols, key=order.index))
             case "successor":

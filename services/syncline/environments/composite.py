@@ -79,8 +79,7 @@ class Composite(SingleTurn):
         whole = [round(_ROUND * edge / sum(weights)) for edge in itertools.accumulate(weights)]
         order = [sum(place >= edge for edge in whole) for place in range(_ROUND)]
         random.Random(f"composite:{seed}").shuffle(order)
-        self._order = order
-        self._before = [order[:place].count(part) for place, part in enumerate(order)]
+        self._order, self._before = order, [order[:place].count(part) for place, part in enumerate(order)]
 
     def _place(self, index: int) -> tuple[reasoning_gym.ReasoningGym, int]:
         turn, place = divmod(require_index(index), _ROUND)

@@ -19,13 +19,16 @@ from syncline.environments import (
     calculator,
     characters,
     composite,
+    http,
     jsonl,
     mix,
+    openenv,
     options,
     python,
     reasoning_gym,
     verifiers,
 )
+from syncline.environments.jsonl_judge import judge_of
 from syncline.environments.turns import Message, Prompt, Step, Turn
 
 __all__ = [
@@ -39,6 +42,9 @@ __all__ = [
     "runs_foreign_code",
     "validate",
 ]
+
+_NETWORKED = ("http", "openenv", "python", "verifiers")
+_OURS = ("calculator", "characters", "jsonl")
 
 
 class Environment(Protocol):
@@ -123,17 +129,25 @@ def load(task: TaskSpec, seed: int, data: Path | None = None) -> Environment:
         case "reasoning_gym":
             return reasoning_gym.ReasoningGym(task.options, seed)
         case "jsonl":
-            return jsonl.JsonLines(options.read(jsonl.Options, task.options), data)
+            lines = options.read(jsonl.Options, task.options)
+            return jsonl.JsonLines(lines, data, judge_of(lines.judge))
+        case "http":
+            return http.Http(options.read(http.Options, task.options), seed)
+        case "openenv":
+            return openenv.OpenEnv(options.read(openenv.Options, task.options), seed)
 
 
 def reaches_network(task: TaskSpec) -> bool:
     """Whether the environment itself asks a server. If not, its processes leave the network before they load it."""
-    return any(name in ("python", "verifiers") for name in _environments(task))
+    return any(name in _NETWORKED for name in _environments(task))
 
 
 def runs_foreign_code(task: TaskSpec) -> bool:
     """Whether steps and scores run code that is not ours: a library's, or a user's. Ours may share a process."""
-    return any(name not in ("calculator", "characters", "jsonl") for name in _environments(task))
+    parts = [_task(part) for part in task.parts] if task.environment == "mix" else [task]
+    return any(
+        part.environment not in _OURS or part.options.get("judge", "exact") != "exact" for part in parts
+    )
 
 
 def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:
@@ -184,3 +198,7 @@ def _check(task: TaskSpec) -> list[Problem]:
             return reasoning_gym.check(task.options)
         case "jsonl":
             return options.check(jsonl.Options, task.options, jsonl.problems)
+        case "http":
+            return options.check(http.Options, task.options)
+        case "openenv":
+            return options.check(openenv.Options, task.options)

@@ -1,18 +1,20 @@
 """Prompts and answers from a JSONL file under the installation's data root.
 
 Each line is an object with `prompt` (text) or `messages` (a chat), and `answer`; other keys go to the
-prompt's meta. The reward is 1.0 for a response equal to the answer, white space at both ends apart, else 0.0.
+prompt's meta. The reward is 1.0 for a right response, else 0.0. Right is what equals the answer, white space at both
+ends apart, or with `judge = "math_verify"` (extra `math`) what the `math-verify` library finds to be worth the same.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from syncline.contract.job import Problem
+from syncline.environments.jsonl_judge import Judge, exact
 from syncline.environments.turns import Message, Prompt, SingleTurn, require_index
 
 FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.jsonl$"
@@ -22,6 +24,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """`file`: a name under the data root, without folders."""
 
     file: Annotated[str, msgspec.Meta(pattern=FILE)]
+    judge: Literal["exact", "math_verify"] = "exact"
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +44,12 @@ def data_root(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:
 
 
 class JsonLines(SingleTurn):
-    """A file of items, read and checked whole when loaded."""
+    """A file of items, read and checked whole when loaded.
 
-    def __init__(self, options: Options, root: Path | None = None) -> None:
+    judge  whether a response (second) is right by an answer (first)
+    """
+
+    def __init__(self, options: Options, root: Path | None = None, judge: Judge = exact) -> None:
         """Raises `ValueError` naming the file, and the line, that is wrong."""
         base = (root or data_root()).resolve()
         path = (base / options.file).resolve()
@@ -55,7 +61,8 @@ class JsonLines(SingleTurn):
             self.items = [_read(options.file, number, line) for number, line in enumerate(lines, start=1)]
         if not self.items:
             raise ValueError(f"task.options.file: {options.file} is empty")
-        self.name = f"jsonl/1 {options.file}"
+        self.name = f"jsonl/1 {options.file}" + (f" {options.judge}" if options.judge != "exact" else "")
+        self._judge = judge
         self.size = len(self.items)
 
     def prompt(self, index: int) -> Prompt:
@@ -65,8 +72,8 @@ class JsonLines(SingleTurn):
         return Prompt(index=index, text=item.prompt, messages=item.messages, meta=meta)
 
     def score(self, index: int, text: str) -> float:
-        """1.0: equal to the answer; 0.0: not."""
-        return float(text.strip() == self.items[require_index(index) % self.size][0].answer.strip())
+        """1.0: right; 0.0: not."""
+        return float(self._judge(self.items[require_index(index) % self.size][0].answer, text))
 
 
 def _read(file: str, number: int, line: str) -> tuple[_Line, dict[str, Any]]:

@@ -8,7 +8,6 @@ need a container are refused by the library itself and leave the episode unscore
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from itertools import islice
@@ -19,6 +18,7 @@ import msgspec
 from syncline.contract.job import Problem
 from syncline.environments import options as reading
 from syncline.environments.turns import Message, Prompt, Step, Turn, require_index
+from syncline.environments.verifiers_trace import answer_of, trace_of
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,20 +79,8 @@ class Verifiers:
     def step(self, index: int, turns: Sequence[Turn]) -> Step:
         """What the called tools return, one message each."""
         calls = turns[-1].calls if turns else ()
-        observed = tuple(
-            Message(role="tool", content=self._call(call.tool, call.arguments)) for call in calls
-        )
+        observed = tuple(Message(role="tool", content=answer_of(self._tools, call)) for call in calls)
         return Step(done=not observed, observed=observed)
-
-    def _call(self, tool: str, arguments: dict[str, Any]) -> str:
-        if tool not in self._tools:
-            return f"error: there is no tool {tool!r}"
-        try:
-            inspect.signature(self._tools[tool]).bind(**arguments)
-        except TypeError as error:
-            return f"error: {error}"
-        answer = self._tools[tool](**arguments)
-        return str(asyncio.run(answer) if inspect.iscoroutine(answer) else answer)
 
     def score(self, index: int, text: str) -> float | None:
         """Of an episode of one turn."""
@@ -100,8 +88,6 @@ class Verifiers:
 
     def score_turns(self, index: int, turns: Sequence[Turn]) -> float | None:
         """The sum of the task's weighted rewards; None if it gives none."""
-        from syncline.environments.verifiers_trace import trace_of
-
         task = self._tasks[require_index(index) % self.size]
         trace = trace_of(task, self.prompt(index).plain(), turns)
         asyncio.run(task.score(trace))

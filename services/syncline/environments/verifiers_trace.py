@@ -1,11 +1,13 @@
-"""An episode as the record that rewards of the `verifiers` library read."""
+"""An episode as the record that rewards of the `verifiers` library read, and the answers of its tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from syncline.environments.turns import Turn
+from syncline.environments.turns import ToolCall, Turn
 
 
 def trace_of(task: Any, prompt: str, turns: Sequence[Turn]) -> Any:
@@ -26,3 +28,15 @@ def trace_of(task: Any, prompt: str, turns: Sequence[Turn]) -> Any:
     ]
     told = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     return Trace(task=told, agent=AgentInfo(config=AgentConfig()), nodes=nodes, is_completed=True, ok=True)
+
+
+def answer_of(tools: Mapping[str, Callable[..., Any]], call: ToolCall) -> str:
+    """What the called tool returns, or what is wrong with the call."""
+    if call.tool not in tools:
+        return f"error: there is no tool {call.tool!r}"
+    try:
+        inspect.signature(tools[call.tool]).bind(**call.arguments)
+    except TypeError as error:
+        return f"error: {error}"
+    answer = tools[call.tool](**call.arguments)
+    return str(asyncio.run(answer) if inspect.iscoroutine(answer) else answer)
