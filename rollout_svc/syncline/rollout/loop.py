@@ -1,7 +1,7 @@
 """The rollout worker of one job.
 
-consumes      `work` (group rollout), `sync`, `phases` and `probes` (own cursors), the store's manifests and blobs,
-              what environments answer to a turn
+consumes      `work` (group rollout; that of an evaluation that is the job's `guest`, too), `sync`, `phases` and
+              `probes` (own cursors), the store's manifests and blobs, what environments answer to a turn
 produces      `trajectories` through the ledger, score errands, `acks`, `probed`, `Slept` and `Woke`, its line in
               `workers`
 waits for     an order to wake (`device` while its memory is used up), a verified version, an open gate, work, the
@@ -39,8 +39,8 @@ def main(context: ServiceContext) -> None:
             worker.sessions.take(chunks)
         worker.sessions.go_on(worker.engine)
         for trajectory, why in worker.sessions.failed():
-            worker.intake.fail(trajectory, why)
-        worker.probes.sampled(worker.publisher.publish(worker.sessions.closed()))
+            worker.fail(trajectory, why)
+        worker.probes.sampled(worker.publish())
         worker.teller.tell()
         context.ready(worker.engine.serving is not None, worker.teller.why() or "asleep")
     worker.tools.close()
@@ -49,12 +49,12 @@ def main(context: ServiceContext) -> None:
 
 def take_work(worker: Worker) -> None:
     """Begin what may begin. From the ledger's `go` to the prefill in the next step, no version is committed."""
-    for lost in worker.intake.keep_alive():
+    for lost in (*worker.intake.keep_alive(), *worker.guests.look()):
         worker.engine.abort(lost)
         worker.sessions.forget(lost)
     serving = worker.engine.serving
     if serving is None or not worker.residence.gate_open:
         return
-    room = max(0, worker.engine.room - worker.sessions.between)
-    worker.intake.take(room)
-    worker.intake.begin(serving[0], room, worker.submit)
+    worker.guests.take(serving, worker.room, not worker.intake.held, worker.submit)
+    worker.intake.take(worker.room)
+    worker.intake.begin(serving[0], worker.room, worker.submit)

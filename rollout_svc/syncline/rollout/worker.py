@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from syncline.contract.diagnosis import Probe
 from syncline.contract.events import Phase
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import JOB, PHASES, SYNC, WORK
-from syncline.contract.version_path import SyncOrder
+from syncline.contract.token_path import Trajectory
+from syncline.contract.version_path import SyncOrder, VersionId
 from syncline.environments.environment import load
 from syncline.reference.model import TextCodec, model_folder
 from syncline.rollout.engine import CommitPolicy, RolloutEngine
 from syncline.rollout.engines.reference import ReferenceEngine
 from syncline.rollout.engines.sglang.local import local_engine
+from syncline.rollout.guests import Guests
 from syncline.rollout.intake import Held, Intake
 from syncline.rollout.orders import Orders
 from syncline.rollout.probes import Probes
@@ -81,6 +85,12 @@ class Worker:
     teller: Teller
     pace: Pace
     inbox: Inbox
+    guests: Guests
+
+    @property
+    def room(self) -> int:
+        """Requests that may begin now, with a place left for each session between two turns."""
+        return max(0, self.engine.room - self.sessions.between)
 
     def submit(self, held: Held) -> None:
         """Give an item to the engine. Raises `ValueError` if it cannot be sampled by any worker."""
@@ -88,13 +98,23 @@ class Worker:
         self.engine.submit(request)
         self.sessions.begin(request, held.item.prompt)
 
+    def fail(self, trajectory: str, why: str) -> None:
+        """End a trajectory that cannot go on, in the ledger that it is of."""
+        visit = self.guests.of(trajectory)
+        (self.intake if visit is None else visit.intake).fail(trajectory, why)
+
+    def publish(self) -> list[Trajectory]:
+        """Publish what has ended, each into the streams that it is of; returns the job's own records."""
+        return self.publisher.publish(self.guests.publish(self.sessions.closed()))
+
     def idle_for(self) -> float | None:
         """How long the loop may wait for messages now; None: not at all."""
         if self.engine.running or self.probes.ready:
             return None
         if self.orders.busy or self.sessions.between:
             return _SOON
-        return _LATER if self.intake.waiting or self.residence.waits_for_device else _IDLE
+        later = self.intake.waiting or self.guests.waiting or self.residence.waits_for_device
+        return _LATER if later else _IDLE
 
 
 def assemble(context: ServiceContext) -> Worker:
@@ -117,18 +137,8 @@ def assemble(context: ServiceContext) -> Worker:
     )
     devices = Devices(bus, context.heartbeat_key, context.incarnation)
     residence = Residence(bus, engine, orders, bytes_of.store, devices, spec, job, name, context.emit)
-    ledger = ledger_of(bus, spec, job)
-    intake = Intake(bus, ledger, job, name, spec.limits.worker_idle)
-    publisher = Publisher(
-        ledger,
-        intake,
-        codec,
-        orders.contexts,
-        job=job,
-        name=name,
-        convention=convention_of(spec),
-        contract=spec.contract_digest(),
-    )
+    make = partial(parts_of, bus, spec, name, codec, orders.contexts)
+    intake, publisher = make(job)
     environment = load(spec.task, spec.seeds.data)
     tools = Tools(spec)
     sessions = sessions_of(spec, codec, tools, name, environment.multi_turn, model.config, engine)
@@ -147,15 +157,44 @@ def assemble(context: ServiceContext) -> Worker:
         ),
         pace=Pace(pace_of(spec, name), context.stopping),
         inbox=Inbox(bus, job, residence, orders, probes),
+        guests=Guests(bus, job, make),
     )
 
 
-def ledger_of(bus: Bus, spec: JobSpec, job: str) -> Ledger:
-    """The job's ledger, with the bound and the policy that its spec states."""
+def parts_of(
+    bus: Bus,
+    spec: JobSpec,
+    name: str,
+    codec: TextCodec,
+    contexts: Mapping[VersionId, str],
+    job: str,
+    groups: int | None = None,
+) -> tuple[Intake, Publisher]:
+    """What takes and publishes the work of `job`: this one, or an evaluation of so many `groups` that is its guest."""
+    ledger = ledger_of(bus, spec, job, groups)
+    intake = Intake(bus, ledger, job, name, spec.limits.worker_idle)
+    publisher = Publisher(
+        ledger,
+        intake,
+        codec,
+        contexts,
+        job=job,
+        name=name,
+        convention=convention_of(spec),
+        contract=spec.contract_digest(),
+    )
+    return intake, publisher
+
+
+def ledger_of(bus: Bus, spec: JobSpec, job: str, groups: int | None) -> Ledger:
+    """The ledger of `job`, with the bound and the policy that the spec states.
+
+    groups   of an evaluation, which is as one batch of one version; None: as many as an update takes
+    """
     return Ledger(
         bus,
         job,
-        batch_groups=spec.batch.groups,
+        batch_groups=spec.batch.groups if groups is None else groups,
         max_lag=spec.schedule.max_lag,
         policy=spec.schedule.lag_policy,
         max_attempts=spec.limits.attempts,

@@ -13,7 +13,6 @@ from statistics import fmean
 import msgspec
 
 from syncline.contract.evaluation import Evaluation
-from syncline.contract.evaluation_spec import EvaluationSpec
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import REWARDS, TRAJECTORIES
 from syncline.contract.token_path import BadTrajectory, Reward, Trajectory, decode
@@ -77,12 +76,14 @@ def _why(record: Trajectory, reward: Reward | None, manifest: VersionManifest) -
 def evaluation(
     job: str,
     of: str,
+    shared: bool,
     spec: JobSpec,
-    part: EvaluationSpec,
     manifest: VersionManifest,
     samples: Sequence[Sample],
 ) -> Evaluation:
     """What the samples come to. A prompt counts with those of its samples that count."""
+    part = spec.evaluation
+    assert part is not None  # job rules
     values: dict[int, list[float]] = {}
     for sample in samples:
         if sample.value is not None:
@@ -96,6 +97,7 @@ def evaluation(
     return Evaluation(
         job=job,
         of=of,
+        shared=shared,
         version=manifest.version.number,
         epoch=manifest.version.epoch,
         digest=manifest.digest(),

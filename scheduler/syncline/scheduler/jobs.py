@@ -20,6 +20,7 @@ from syncline.runtime.bus import BadMessage, Entry, unpack
 from syncline.runtime.ledger import Ledger
 from syncline.scheduler import invariants, machine, observe
 from syncline.scheduler.feed import Feeder
+from syncline.scheduler.guests import Guests
 from syncline.scheduler.launch.launcher import Placement
 from syncline.scheduler.lookout import Lookout, Tools
 from syncline.scheduler.placement import workers
@@ -49,6 +50,7 @@ class Job:
         )
         self._feeder = Feeder(job, spec, self._ledger, tools.errands, tools.bus)
         self._lookout = Lookout(tools, job, spec, self._ledger)
+        self._guests = Guests(tools, job, spec)
         self._since, self._stage = time.time(), saved.state.stage
         self._beat = 0.0
         self._judge: JudgeStatus | None = None
@@ -80,6 +82,8 @@ class Job:
         found = self._lookout.look(self.saved, self._since)
         if self.state.stage != "done" and (story := self._feeder.in_vain(self.saved.watch)):
             found.append(e.Failed(who="scheduler", reason=story))
+        if self._guests.holds(self.state):
+            found = [event for event in found if not isinstance(event, e.BatchReady)]
         for event in found:
             self._bus.append(EVENTS.at(self.job), event)
 
@@ -87,6 +91,7 @@ class Job:
         """Submit groups while the gate is open and there is room; repair what was lost."""
         if self.state.stage == "done":
             return
+        self._guests.turn(self.state)
         view, watch = self._lookout.view, self.saved.watch
         if self._feeder.submit(watch):  # a predecessor's: the view does not show it yet
             return
@@ -126,6 +131,7 @@ class Job:
         launcher.apply(Placement())
         if launcher.observe().processes:
             return False
+        self._guests.finish()
         self._end_open("cancelled" if result.state == "cancelled" else "job ended")
         self._beat = 0.0
         self.tell()

@@ -14,6 +14,19 @@ from syncline.contract.version_path import VersionId
 FILE = "evaluations.jsonl"
 
 
+class Guest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An evaluation whose work a training job's workers take beside their own. Stamped by the scheduler.
+
+    Nothing of it is begun under any other version, or once the key is gone.
+    """
+
+    job: str  # whose `work` and ledger are the evaluation's
+    version: VersionId
+    digest: str  # of the version's signed manifest
+    groups: int
+    slots: int  # of its samples that one worker runs at once while it has work of its own
+
+
 class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One evaluation of one version. Stamped by the scheduler, once every sample has ended.
 
@@ -23,7 +36,8 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     samples. `mean_reward`: mean over prompts of the mean of their counted samples, as a training update tells it.
     """
 
-    job: str  # that sampled: the evaluation's own, or its training job
+    job: str  # whose ledger the samples were in
+    shared: bool  # sampled by the training job's own workers, beside its work
     of: str  # the training job
     version: int
     epoch: int

@@ -63,15 +63,28 @@ def problems(spec: JobSpec) -> Iterator[Problem]:
             yield _wrong("schedule", "an evaluation makes no update", "use mode 'colocated' and updates = 1")
     if part is None:
         return
-    if spec.kind == "train" and (part.job is not None or part.version is not None):
-        yield _wrong(
-            "evaluation.job", "a training job evaluates its own versions", "leave job and version out"
-        )
+    if spec.kind == "train":
+        yield from _guest(spec, part)
+    elif part.every:
+        yield _wrong("evaluation.every", "has no meaning for kind 'evaluate'", "leave it out")
     if max(part.k) > part.samples:
         message = f"pass@{max(part.k)} needs as many samples, and evaluation.samples is {part.samples}"
         yield _wrong("evaluation.k", message, f"use at most {part.samples}")
     if list(part.k) != sorted(set(part.k)):
         yield _wrong("evaluation.k", "does not rise", "name each k once, in order")
+
+
+def _guest(spec: JobSpec, part: EvaluationSpec) -> Iterator[Problem]:
+    """Of a training job that evaluates its own versions as it goes."""
+    if part.job is not None or part.version is not None:
+        yield _wrong(
+            "evaluation.job", "a training job evaluates its own versions", "leave job and version out"
+        )
+    if not part.every:
+        yield _wrong(
+            "evaluation.every", "is 0: no version is evaluated", "use at least 1, or leave the part out"
+        )
+    yield from held_out(spec, spec)
 
 
 def between(spec: JobSpec, training: JobSpec) -> Iterator[Problem]:

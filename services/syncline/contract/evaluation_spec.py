@@ -21,6 +21,15 @@ class EvaluationSpec(Part):
     version: str | None = Field(
         None, pattern=r"^\d{1,9}\.\d{1,9}$", description="kind evaluate: the version, as EPOCH.NUMBER"
     )
+    every: int = Field(
+        0, ge=0, description="kind train: evaluate each n-th version on the job's own workers; 0: never"
+    )
+    share: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="kind train: share of a worker's requests that evaluation may take from training",
+    )
     prompts: int = Field(64, ge=1, le=65536, description="held-out prompts")
     samples: int = Field(4, ge=1, le=4096, description="samples of each prompt")
     k: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(

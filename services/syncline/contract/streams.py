@@ -307,6 +307,15 @@ DIAGNOSTICS = Key(
     ends="with the job",
     says="`diagnosis.Diagnostics`, one per update; capped at 100,000",
 )
+GUEST = Key(
+    name="guest",
+    scope="job",
+    kind="string",
+    writers=("scheduler",),
+    readers=("rollout", "scheduler"),
+    ends="with the job",
+    says="`evaluation.Guest` whose samples the job's workers may begin now; absent: none",
+)
 EVALUATIONS = Key(
     name="evaluations",
     scope="job",

@@ -62,6 +62,7 @@ class Evaluating(msgspec.Struct, frozen=True, kw_only=True):
 _EXAMPLE = Evaluation(
     job="j9876543210",
     of="j0123456789",
+    shared=False,
     version=12,
     epoch=0,
     digest="5f" * 32,

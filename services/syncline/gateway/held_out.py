@@ -18,14 +18,20 @@ LATEST = "latest"
 
 
 def check(here: Gateway, spec: JobSpec) -> None:
-    """Judge an evaluation's spec beside its training job. Raises `SpecError`; `Refusal` without job or version."""
+    """Judge the evaluation in a spec, beside its training job. Raises `SpecError`; `Refusal` without the version."""
     part = spec.evaluation
-    assert part is not None  # job rules
-    record = find(here.bus, here.settings, part.job or "")
-    if record is None:
-        raise SpecError([Problem(path="evaluation.job", message=f"there is no job {part.job}")])
-    version_of(record, part.version or "")
-    found = [*rules.between(spec, record.spec)] or [*_overlap(spec, record.spec)]
+    if part is None:
+        return
+    found: list[Problem] = []
+    training = spec
+    if spec.kind == "evaluate":
+        record = find(here.bus, here.settings, part.job or "")
+        if record is None:
+            raise SpecError([Problem(path="evaluation.job", message=f"there is no job {part.job}")])
+        version_of(record, part.version or "")
+        training = record.spec
+        found += rules.between(spec, training)
+    found = found or [*_overlap(spec, training)]
     if found:
         raise SpecError(found)
 
