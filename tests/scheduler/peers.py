@@ -115,9 +115,9 @@ def _sample(peer: Peer, work_id: str, item: e.WorkItem, version: VersionId) -> b
         return False
     if answer == "go":
         peer.ledger.publish(record(item, attempt, version, peer.ctx.name), work_id)
-        peer.ledger.reward(
-            Reward(trajectory=item.trajectory, attempt=attempt, state="scored", value=float(item.index % 2))
-        )
+        dull = peer.spec.name == "dull" and item.prompt % 3 == 0
+        value = 0.0 if dull else float(item.index % 2)
+        peer.ledger.reward(Reward(trajectory=item.trajectory, attempt=attempt, state="scored", value=value))
     return True
 
 

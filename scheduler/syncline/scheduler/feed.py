@@ -72,7 +72,7 @@ class Feeder:
         drawn = self._drawn(watch)
         pending, drawn.pending = drawn.pending, []
         for draw in pending:
-            items = [self._item(draw.group, i, draw.prompt) for i in range(self._size)]
+            items = [self.item(draw.group, i, draw.prompt) for i in range(self._size)]
             self._ledger.submit(items, self._size, self._demand)
         return len(pending)
 
@@ -116,7 +116,7 @@ class Feeder:
         lost = self._ledger.lost_work()
         for entry in lost:
             _, group, index = parse_trajectory_id(entry.trajectory)
-            self._ledger.resubmit(self._item(group, index, entry.prompt))
+            self._ledger.resubmit(self.item(group, index, entry.prompt))
         late = [
             entry
             for entry in self._ledger.unrewarded(self._patience)
@@ -128,7 +128,7 @@ class Feeder:
         self._sent |= dict.fromkeys((entry.trajectory for entry in late), now)
         return len(lost) + len(late)
 
-    def _item(self, group: int, index: int, prompt: int) -> WorkItem:
+    def item(self, group: int, index: int, prompt: int) -> WorkItem:
         """One work item. Its `prompted` hop is the root of the trajectory's trace."""
         trajectory = trajectory_id(self._job, group, index)
         with hop(PROMPTED, job=self._job, trajectory=trajectory, group=group, index=index) as opened:
