@@ -6,20 +6,18 @@ warm page cache. Publishing is what sync does with an export: hash it, convert (
 each tensor, sign. Staging is what a worker does: copy, widen to FP32, read back, hash. One thread decodes; staging has
 the machine's other cores, or all where nothing is decoded.
 
-A commit's gap is the time from the end of the decode step before it to the end of the one behind it. Page faults are
-those of the thread that commits and decodes.
+The gap that a commit makes between two decode steps is `activation_gaps.py`'s.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +25,7 @@ from statistics import median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
 
+import activation_gaps as gaps
 import msgspec
 import torch
 from broadcast import broadcast
@@ -37,19 +36,13 @@ from torch import Tensor
 
 from syncline.contract.job import ModelSpec
 from syncline.contract.version_path import SignedManifest
-from syncline.rollout.engine import CommitPolicy, Committed, Request, Sampling
+from syncline.rollout.engine import CommitPolicy
 from syncline.rollout.engines.reference import ReferenceEngine
 
 COMMAND = "python bench/activation.py"
-ROWS = 8  # requests that run
-STEPS = 6  # decode steps without staging, for their median
 CONTENTS = 3  # versions with nothing in common: with two buffers, each is always written anew
 DRAIN = CommitPolicy(kind="drain")
-POLICIES = {
-    "continue_old": CommitPolicy(kind="continue_old"),
-    "in_place, carried": CommitPolicy(kind="in_place", kv="carried", carried_age=1 << 20),
-    "in_place, recomputed": CommitPolicy(kind="in_place"),
-}
+FEW = 100_000_000  # bytes below which staging is repeated more often: it takes milliseconds
 COPY = "shutil.copyfile into a new file"
 
 
@@ -65,20 +58,9 @@ class Moved(msgspec.Struct, kw_only=True):
     broadcast: list[float] = []
     first: list[float] = []  # staging into buffers that were never written
     stage: list[float] = []
+    stage_cpu: list[float] = []  # CPU seconds of all threads
     stage_copy: list[float] = []  # a copy right before each staging
-
-
-class Swapped(msgspec.Struct, kw_only=True):
-    """One commit under running requests."""
-
-    step: float  # median of the decode steps before
-    while_staging: float  # median of those during staging; nan: none ended before it did
-    stage: float
-    copy: float  # right before the staging
-    gap: float
-    committed: Committed
-    faults: int  # of the commit
-    faults_after: int  # of the step behind it
+    stage_copy_cpu: list[float] = []
 
 
 class Bench:
@@ -90,7 +72,6 @@ class Bench:
         self.exports: list[Exported] = []
         self.number = -1  # of the version staged last
         self.moved = Moved()
-        self.faults: list[int] = []  # of each staging with nothing decoded, the first two first
 
     # ---- one version's bytes by every way
     def publish_all(self) -> None:
@@ -131,54 +112,30 @@ class Bench:
         self.number += 1
         return self.world.renumbered(self.number)
 
-    def serve(self, engine: ReferenceEngine) -> float:
-        """Stage and commit with nothing in flight: seconds of the staging."""
-        signed, before = self.next(), faults()
+    def serve(self, engine: ReferenceEngine) -> tuple[float, float]:
+        """Stage and commit with nothing in flight: seconds of the staging, and CPU seconds of all its threads."""
+        signed, before = self.next(), time.process_time()
         seconds = timed(lambda: engine.stage(signed, self.world.store))
-        self.faults.append(faults() - before)
+        cpu = time.process_time() - before
         engine.commit(DRAIN)
-        return seconds
+        return seconds, cpu
 
     def stage_alone(self, engine: ReferenceEngine, repetitions: int) -> None:
         """Both buffers for the first time, then over and over."""
-        self.moved.first = [self.serve(engine) for _ in range(2)]
-        for _ in range(repetitions):
-            self.moved.stage_copy.append(self.copied(self.exports[0].file))
-            self.moved.stage.append(self.serve(engine))
+        moved = self.moved
+        moved.first = [self.serve(engine)[0] for _ in range(2)]
+        for _ in range(repetitions * max(1, FEW // self.world.nbytes)):
+            before = time.process_time()
+            moved.stage_copy.append(self.copied(self.exports[0].file))
+            moved.stage_copy_cpu.append(time.process_time() - before)
+            seconds, cpu = self.serve(engine)
+            moved.stage.append(seconds)
+            moved.stage_cpu.append(cpu)
 
-    # ---- under running requests
-    def swap(self, engine: ReferenceEngine, policy: CommitPolicy, pool: ThreadPoolExecutor) -> Swapped:
-        """Stage while requests run, commit under `policy`, decode on."""
-        submit(engine, self.number)
-        engine.step()  # prefill
-        steps = [timed(engine.step) for _ in range(STEPS)]
-        copy = self.copied(self.exports[0].file)
-        signed = self.next()
-        staging: Future[float] = pool.submit(timed, lambda: engine.stage(signed, self.world.store))
-        meanwhile = []
-        while not staging.done():
-            meanwhile.append(timed(engine.step))
-        step = median(steps)
-        began, before = time.perf_counter(), faults()
-        committed = engine.commit(policy)
-        between = faults()
-        engine.step()
-        gap, after = time.perf_counter() - began, faults()
-        if committed is None or committed.in_flight != ROWS:
-            raise RuntimeError(f"the commit found other requests in flight than {ROWS}: {committed}")
-        engine.step()
-        for i in range(ROWS):
-            engine.abort(trajectory(i))
-        return Swapped(
-            step=step,
-            while_staging=median(meanwhile[:-1] or [float("nan")]),
-            stage=staging.result(),
-            copy=copy,
-            gap=gap,
-            committed=committed,
-            faults=between - before,
-            faults_after=after - between,
-        )
+    def swap(self, engine: ReferenceEngine, policy: CommitPolicy, pool: ThreadPoolExecutor) -> gaps.Swapped:
+        """Stage and commit under running requests."""
+        copied = partial(self.copied, self.exports[0].file)
+        return gaps.swap(engine, policy, pool, self.next, self.world.store, copied)
 
 
 def measure(sizes: Sequence[Size], repetitions: int) -> list[Row]:
@@ -191,17 +148,17 @@ def measure(sizes: Sequence[Size], repetitions: int) -> list[Row]:
             bench = Bench(Path(made), size)
             bench.publish_all()
             world = bench.world
-            engine = ReferenceEngine(world.models, ModelSpec(name=world.name), JOB, KEY, ROWS)
+            engine = ReferenceEngine(world.models, ModelSpec(name=world.name), JOB, KEY, gaps.ROWS)
             bench.stage_alone(engine, repetitions)
-            swaps: dict[str, list[Swapped]] = {}
+            swaps: dict[str, list[gaps.Swapped]] = {}
             with ThreadPoolExecutor(1) as pool:
-                for name, policy in POLICIES.items():
+                for name, policy in gaps.POLICIES.items():
                     swaps[name] = [bench.swap(engine, policy, pool) for _ in range(repetitions)]
             tell(say, bench, swaps)
     return say.rows
 
 
-def tell(say: Say, bench: Bench, swaps: dict[str, list[Swapped]]) -> None:
+def tell(say: Say, bench: Bench, swaps: dict[str, list[gaps.Swapped]]) -> None:
     """One size's rows."""
     moved, case, nbytes = bench.moved, bench.world.size.name, bench.world.nbytes
     every = [swap for several in swaps.values() for swap in several]
@@ -226,28 +183,10 @@ def tell(say: Say, bench: Bench, swaps: dict[str, list[Swapped]]) -> None:
         moved.broadcast,
         f"torch {torch.__version__} gloo broadcast",
     )
-    slower = [s.while_staging / s.step for s in every if s.while_staging == s.while_staging]
-    if slower:
-        say.ratio(case, "decode step, while staging over without", slower, "the engine itself")
-    for name, several in swaps.items():
-        gaps = [(s.gap - s.committed.refilled) / s.step for s in several]
-        say.ratio(case, f"gap at commit over decode step, {name}", gaps, "the engine's median step before")
-        say.count(case, f"page faults of the commit, {name}", max(s.faults for s in several), "page faults")
-        say.count(
-            case,
-            f"page faults of the step behind it, {name}",
-            max(s.faults_after for s in several),
-            "page faults",
-        )
+    dearer = [o / c for o, c in zip(moved.stage_cpu, moved.stage_copy_cpu, strict=True)]
+    say.ratio(case, "CPU, stage over copy", dearer, COPY)
+    gaps.tell(say, case, swaps)
     say.count(case, "weights in BF16", nbytes / 1e6, "MB")
-    say.time(case, "decode step", [1000 * s.step for s in every], "ms")
-    for name, several in swaps.items():
-        pauses = [1000 * (s.committed.pause - s.committed.refilled) for s in several]
-        say.time(case, f"pause, {name}", pauses, "ms")
-        beyond = [1000 * (s.gap - s.step - s.committed.refilled) for s in several]
-        note(f"{case}: gap beyond a step, {name}: " + ", ".join(f"{ms:.2f}" for ms in beyond) + " ms")
-    refills = [1000 * s.committed.refilled for s in swaps["in_place, recomputed"]]
-    say.time(case, "contexts made anew at commit, in_place, recomputed", refills, "ms")
     for field in moved.__struct_fields__:
         values: list[float] = msgspec.structs.asdict(moved)[field]
         say.time(case, f"GB per second, {field}", [nbytes / seconds / 1e9 for seconds in values], "GB/s")
@@ -260,29 +199,11 @@ def load(file: Path, buffers: dict[str, Tensor]) -> None:
         buffers[name].copy_(tensor)
 
 
-def trajectory(i: int) -> str:
-    """Name of a request."""
-    return f"{JOB}-{i}-0"
-
-
-def submit(engine: ReferenceEngine, seed: int) -> None:
-    """Requests that run until they are aborted."""
-    for i in range(ROWS):
-        prompt = (1, *(4 + (7 * i + 3 * k) % 90 for k in range(15)))
-        fixed = Sampling(max_tokens=900, min_tokens=900)
-        engine.submit(Request(trajectory=trajectory(i), prompt=prompt, seed=(seed, i), sampling=fixed))
-
-
 def timed(run: Callable[[], object]) -> float:
     """Seconds on the clock."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
-
-
-def faults() -> int:
-    """Page faults of this thread that needed no disk."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 18  # bytes of a version that are brought and hashed together: with what is made of them, 1 MiB
+CHUNK = 1 << 19  # bytes of a version that are brought and hashed together; fewer, and threads wait for Python oftener
 
 
 class BlobChanged(RuntimeError):
