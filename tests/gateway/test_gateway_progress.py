@@ -9,10 +9,11 @@ import pytest
 from left_behind import metrics, phase
 from serving import Server, problem
 
+from syncline.contract.drawn import PromptAccount
 from syncline.contract.events import Heartbeat, Phase, WorkerStatus
-from syncline.contract.streams import COUNTS, DEAD, HEARTBEAT, KEYS, METRICS, PHASES, VERSIONS, WORKERS
+from syncline.contract.streams import COUNTS, DEAD, HEARTBEAT, JOB, KEYS, METRICS, PHASES, VERSIONS, WORKERS
 from syncline.contract.version_path import VersionId, VersionRecord
-from syncline.gateway import reporter
+from syncline.gateway import examples, reporter
 from syncline.gateway.records import find
 from syncline.runtime.bus import pack
 
@@ -137,7 +138,9 @@ def test_a_forgotten_job_tells_the_same_from_its_folder(server: Server) -> None:
     server.bus.hset(VERSIONS.at(job), "0.5", msgspec.json.encode(version))
     server.bus.hset(COUNTS.at(job), {"submitted": 3, "trained": 3})
     server.set_state(job, "succeeded")
-    paths = ("metrics", "phases", "ledger", "ledger/samples", "versions")
+    account = msgspec.json.encode(examples.PROMPTS)
+    server.bus.hset(JOB.at(job), {"prompts": account})
+    paths = ("metrics", "phases", "ledger", "ledger/samples", "versions", "prompts")
     before = {path: server.http.get(f"/v1/jobs/{job}/{path}").json() for path in paths}
     record = find(server.bus, server.settings, job)
     assert record is not None
@@ -147,6 +150,7 @@ def test_a_forgotten_job_tells_the_same_from_its_folder(server: Server) -> None:
     server.bus.delete(*(key.at(job) for key in KEYS if key.scope == "job"))
     assert server.http.get(f"/v1/jobs/{job}").json()["recorded"] is False
     after = {path: server.http.get(f"/v1/jobs/{job}/{path}").json() for path in paths}
+    assert msgspec.convert(after["prompts"], PromptAccount) == examples.PROMPTS
     before["ledger"]["dead"] = None
     before["versions"]["latest"] = None  # nothing was published
     assert after == before

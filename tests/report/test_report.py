@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from evidence import evidence
 
+from syncline.contract.drawn import Lost, PromptAccount, Tally, in_words, told
 from syncline.contract.version_path import WorkerPath
 from syncline.gateway import report_charts as charts
 from syncline.gateway.page import page
@@ -68,6 +69,21 @@ def test_every_part_of_the_report_is_there() -> None:
         "Mismatch and staleness by update",
         "Trajectories in flight over time",
     }
+
+
+def test_prompts_are_told_by_data_set_and_those_given_up_by_name() -> None:
+    tallies = (
+        Tally(name="sums", drawn=20, trained=16, filtered={"all 1": 3}, failed=1, scored=19, reward=9.5),
+        Tally(name="letters", drawn=7, trained=5, expired=1, again=1, epoch=2, rested=4),
+    )
+    lost = (Lost("sums", 17, 2, "failed: its prompt is <too> long"),)
+    account = PromptAccount(sources=tuple(map(told, tallies)), lost=lost)
+    assert [source.open for source in account.sources] == [0, 1]
+    text = " ".join(parsed(render(msgspec.structs.replace(evidence(), prompts=account))).texts)
+    for shown in ("sums", "letters", "all 1: 3", "0.5", "prompt 17 of sums", "is <too> long"):
+        assert shown in text
+    assert in_words(account.sources[0]) == "20 drawn, 16 trained, 3 filtered (all 1: 3), 1 failed, reward 0.5"
+    assert "Prompts" not in parsed(render(evidence())).texts
 
 
 def test_the_report_asks_the_network_for_nothing() -> None:

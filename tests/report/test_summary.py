@@ -30,6 +30,7 @@ KEYS = {
     "diagnostics": {"updates", "terms", "unmeasured", "baseline", "alarms"},
     "seconds": {"setup", "training"},
     "lag_policy": {"policy", "waited_seconds", "expired_groups", "masked_tokens", "length", "length_bias"},
+    "prompts": {"sources", "lost"},
 }
 
 

@@ -139,12 +139,25 @@ def report_lines(job: str, s: dict[str, Any], reason: str) -> list[str]:
         f"  modes         {modes or '-'}",
         f"  lag           at most {short(lag['max'])}, mean {short(lag['mean'])}, bound {lag['bound']}",
         "  trajectories  " + ", ".join(f"{count} {state}" for state, count in ledger.items() if count),
+        *prompt_lines(s["prompts"]),
         f"  lost          {s['lost']}, repeated {s['repeated']}, conservation violations {broken}",
         f"  versions      {s['versions']['minted']} minted, {s['versions']['active']} active",
         f"  log-prob gap  {short(s['mismatch'])} at lag 0",
         *gap_lines(s["diagnostics"]),
         f"  seconds       {short(seconds['setup'])} set-up, {short(seconds['training'])} training",
     ]
+
+
+def prompt_lines(account: dict[str, Any]) -> list[str]:
+    """What became of the groups of each data set; nothing of a single one whose groups were all trained."""
+    import msgspec
+
+    from syncline.contract.drawn import PromptAccount, in_words
+
+    told = msgspec.convert(account, PromptAccount)
+    plain = len(told.sources) == 1 and told.sources[0].trained == told.sources[0].drawn
+    lines = [] if plain else [f"  prompts       {one.name}: {in_words(one)}" for one in told.sources]
+    return lines + [f"  given up      prompt {one.prompt} of {one.source}: {one.reason}" for one in told.lost]
 
 
 def gap_lines(d: dict[str, Any]) -> list[str]:

@@ -89,7 +89,7 @@ class Feeder:
         return outcomes.in_vain(self._drawn(watch), self._sequences, self._batch)
 
     def told(self, watch: Watch) -> str:
-        """`prompts.Account` of what was drawn, as JSON for the job's hash."""
+        """`PromptAccount` of what was drawn, as JSON for the job's hash."""
         return msgspec.json.encode(account(self._drawn(watch))).decode()
 
     def _drawn(self, watch: Watch) -> Drawn:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from syncline.contract.drawn import Lost, Tally
 from syncline.runtime.ledger_shapes import Outcome
-from syncline.scheduler.prompts import Draw, Drawn, Lost, Rates, Sequences, Tally
+from syncline.scheduler.prompts import Draw, Drawn, Rates, Sequences
 
 RECENT = 32  # groups whose rewards make the newest mean of a data set
 NAMED = 100  # given-up prompts that are named; all are counted

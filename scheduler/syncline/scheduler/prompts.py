@@ -11,13 +11,14 @@ is drawn again goes before, in the order in which its groups ended.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
 import msgspec
 
+from syncline.contract.drawn import Lost, PromptAccount, Tally, told
 from syncline.contract.prompts_spec import PromptsSpec
 
 _ROUNDS = 6  # of the Feistel network
@@ -41,34 +42,6 @@ class Draw(msgspec.Struct, frozen=True, array_like=True):
     group: int
     prompt: int  # index for `environment.prompt`
     epoch: int  # of its data set
-
-
-class Tally(msgspec.Struct, kw_only=True):
-    """What became of the draws of one data set. All counts but `rested` are of groups."""
-
-    name: str
-    drawn: int = 0  # draws again included
-    again: int = 0  # draws of a prompt whose group had failed or expired
-    trained: int = 0
-    filtered: dict[str, int] = {}  # by reason
-    failed: int = 0
-    expired: int = 0
-    unused: int = 0  # left when the job ended
-    given_up: int = 0  # prompts that were not drawn again any more
-    rested: int = 0  # items left out of an epoch, too easy or too hard
-    epoch: int = 0  # of the newest draw
-    scored: int = 0  # groups with rewards, trained or filtered
-    reward: float = 0.0  # sum of their mean rewards
-    recent: list[float] = []  # mean rewards of the newest such groups, oldest first
-
-
-class Lost(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt that is not drawn again, though its group failed or expired."""
-
-    source: str
-    prompt: int
-    tries: int
-    reason: str
 
 
 class Drawn(msgspec.Struct, kw_only=True):
@@ -182,8 +155,8 @@ class Sequences:
             inside = range(source.items or 0)
             known = {i: rates[key][1] for i in inside if (key := f"{which}:{source.first + i}") in rates}
             middle = sum(known.values()) / len(known) if known else 0.0
-            key = self._key(which, epoch)
-            order = sorted(inside, key=lambda i: (-known.get(i, middle), shuffled(i, len(inside), key)))
+            lot = self._key(which, epoch)
+            order = sorted(inside, key=lambda i: (-known.get(i, middle), shuffled(i, len(inside), lot)))
             held = self.orders[which] = (epoch, order)
         return held[1]
 
@@ -219,6 +192,6 @@ def shuffled(place: int, size: int, key: bytes) -> int:
             return place
 
 
-def account(drawn: Drawn) -> Mapping[str, object]:
+def account(drawn: Drawn) -> PromptAccount:
     """What people are told: per data set, and the prompts that were given up."""
-    return {"sources": drawn.tallies, "lost": drawn.lost}
+    return PromptAccount(sources=tuple(map(told, drawn.tallies)), lost=tuple(drawn.lost))

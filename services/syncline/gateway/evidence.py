@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from syncline.contract.diagnosis import Diagnostics
+from syncline.contract.drawn import PromptAccount
 from syncline.contract.evaluation import Evaluation
 from syncline.contract.events import JobState, LedgerSample, Phase, UpdateMetrics
 from syncline.contract.version_path import VersionRecord
@@ -68,3 +69,4 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     texts: tuple[SampleText, ...] = ()
     diagnostics: tuple[Diagnostics, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    prompts: PromptAccount = PromptAccount()

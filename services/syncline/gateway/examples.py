@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from syncline.contract.diagnosis import Diagnostics, Tail
+from syncline.contract.drawn import Lost, PromptAccount, Tally, told
 from syncline.contract.events import LedgerSample, Phase, Wait
 from syncline.contract.job import JobSpec, ModelSpec
 from syncline.contract.recipes import RECIPES
@@ -68,6 +69,10 @@ JOB = JobView(
     **_BRIEF, spec_hash=_SPEC.hash(), spec=_SPEC.model_dump(mode="json"), waits=WAITS.items, recorded=True
 )
 JOB_PAGE = JobPage(items=[JobBrief(**_BRIEF)], next=None)
+PROMPTS = PromptAccount(
+    sources=(told(Tally(name="sums", drawn=20, trained=16, filtered={"all 1": 3}, scored=19, reward=9.5)),),
+    lost=(Lost("sums", 17, 2, "failed: its prompt has more tokens than the model takes"),),
+)
 LEDGER = LedgerView(
     submitted=128, running=30, buffered=20, trained=70, filtered=4, failed=1, expired=3, holds=True, dead=0
 )

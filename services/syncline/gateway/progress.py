@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 
 from syncline.contract.diagnosis import Diagnostics
+from syncline.contract.drawn import PromptAccount
 from syncline.contract.events import Heartbeat, LedgerSample, Phase, UpdateMetrics, WorkerStatus
 from syncline.contract.streams import DEAD, DIAGNOSTICS, HEARTBEAT, METRICS, PHASES, SAMPLES, WORKERS
 from syncline.gateway import examples
@@ -101,6 +102,12 @@ def ledger_samples(record: TheJob, here: Here, limit: Limit = 500, after: After 
 def waits(record: TheJob) -> Response:
     """What waits now, for whom and until when."""
     return reply(WaitList(items=record.waits))
+
+
+@router.get("/prompts", responses=describe(PromptAccount, examples.PROMPTS))
+def prompts(record: TheJob, here: Here) -> Response:
+    """What became of the prompts drawn, in groups by data set, and which prompts were given up."""
+    return reply(record.prompts if record.recorded else _evidence(here, record).prompts)
 
 
 @router.get("/workers", responses=describe(WorkerList, examples.WORKERS))

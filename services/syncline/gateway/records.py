@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
+from syncline.contract.drawn import PromptAccount
 from syncline.contract.evaluation import Evaluation, decoded
 from syncline.contract.events import JobState, Phase, UpdateMetrics, Wait
 from syncline.contract.job import JobSpec
@@ -33,6 +34,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     recorded: bool
     folder: Path
     alarm: str = ""
+    prompts: PromptAccount = PromptAccount()  # empty, too, for a job that is not recorded
     update: int = 0  # updates made, for a job that is not recorded; Redis says it otherwise
 
 
@@ -70,6 +72,7 @@ def from_fields(settings: Settings, job: str, fields: dict[bytes, bytes]) -> Job
         recorded=True,
         folder=settings.job_dir(job),
         alarm=fields.get(b"alarm", b"").decode(),
+        prompts=_decoded(f"{JOB.at(job)} prompts", fields.get(b"prompts") or b"{}", PromptAccount),
     )
 
 

@@ -15,6 +15,7 @@ from syncline.contract.version_path import VersionRecord
 from syncline.gateway import report_charts as charts
 from syncline.gateway import report_evaluations as held_out
 from syncline.gateway import report_precision as precision
+from syncline.gateway import report_prompts as drawn
 from syncline.gateway.diagnosed import last_of_each
 from syncline.gateway.evidence import Evidence
 from syncline.gateway.summary import Summary, last_of_each_update, summarise
@@ -48,6 +49,8 @@ def render(evidence: Evidence) -> str:
             number=charts.number,
             reward=reward_chart(metrics, evidence.phases, evidence.evaluations),
             evaluation_headings=held_out.HEADINGS,
+            prompt_headings=drawn.HEADINGS,
+            prompt_rows=drawn.rows(evidence.prompts),
             evaluation_rows=held_out.rows(evidence.evaluations),
             lag=lag_chart(metrics, evidence.max_lag),
             phases=phase_chart(evidence.phases, start, end),

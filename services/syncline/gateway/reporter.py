@@ -149,6 +149,7 @@ def gather(bus: Bus, record: JobRecord) -> Evidence:
         texts=sample_texts(record, folder, [fact.update for fact in facts]),
         diagnostics=_all(bus, DIAGNOSTICS, record.id, Diagnostics),
         evaluations=tuple(kept(record.folder)),
+        prompts=record.prompts,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Depends, Response
 
+from syncline.gateway import examples
 from syncline.gateway.access import Here, TheJob, only_known_parameters
 from syncline.gateway.answers import PROBLEMS, describe, reply
 from syncline.gateway.diagnosed import DiagnosticsSummary, TermSummary
@@ -56,6 +57,7 @@ _EXAMPLE = Summary(
         alarms=(),
     ),
     seconds=SecondsSummary(setup=6.2, training=71.5),
+    prompts=examples.PROMPTS,
     lag_policy=LagPolicySummary(
         policy="wait",
         waited_seconds=30.1,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from syncline.contract.drawn import PromptAccount
 from syncline.contract.events import (
     TERMINAL_JOB_STATES,
     JobState,
@@ -107,6 +108,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     diagnostics: DiagnosticsSummary
     seconds: SecondsSummary
     lag_policy: LagPolicySummary
+    prompts: PromptAccount
 
 
 def summarise(evidence: Evidence) -> Summary:
@@ -133,6 +135,7 @@ def summarise(evidence: Evidence) -> Summary:
         diagnostics=summarise_diagnostics(evidence.diagnostics),
         seconds=_seconds(evidence),
         lag_policy=_lag_policy(evidence, metrics, trained),
+        prompts=evidence.prompts,
     )
 
 

@@ -55,6 +55,7 @@ __all__ = [
     "STATES",
     "Claim",
     "ClaimedGroup",
+    "Demand",
     "Ending",
     "LagBroken",
     "Ledger",

@@ -2,8 +2,8 @@
 
 `ledger.py` holds the calling contract; nobody else loads these. The scripts are in `lua/`; each is put together
 from `prelude`, what it needs of `outcome`, `groups` and `breach`, and its own file, whose first lines say what ARGV
-holds and what comes back. All share KEYS, in the order of the prelude's first line. Stored shapes, msgpack arrays (a number
-is -1 and a string empty where there is none):
+holds and what comes back. All share KEYS, in the order of the prelude's first line. Stored shapes, msgpack arrays (a
+number is -1 and a string empty where there is none):
 
   entry  state, attempt, worker, version number and epoch begun, group, index, prompt, update, work item id,
          record id, reason, reward state, token of the last retry
