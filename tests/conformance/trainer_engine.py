@@ -61,7 +61,16 @@ def samples(count: int = 6, seed: int = 0, temperature: float = 1.0, longest: in
 
 def changed(sample: Sample, **fields: Any) -> Sample:
     """The sample with some fields replaced."""
-    names = ("trajectory", "tokens", "positions", "behaviour", "loss_mask", "advantage", "temperature")
+    names = (
+        "trajectory",
+        "tokens",
+        "positions",
+        "behaviour",
+        "loss_mask",
+        "advantage",
+        "temperature",
+        "routes",
+    )
     return Sample(**({name: getattr(sample, name) for name in names} | fields))
 
 

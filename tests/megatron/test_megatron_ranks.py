@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from conformance.trainer_engine import MODELS, distance, samples, spec_of, widest
 
@@ -223,9 +222,3 @@ def test_topologies_are_refused_by_name(
 def test_low_bit_contracts_are_refused_with_the_reason(recipe: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         check_contract(spec_of(precision={"recipe": recipe}).contract())
-
-
-def test_an_adapter_is_refused() -> None:
-    contract = spec_of(precision={"recipe": "lora_frozen_mxfp4"}).contract()
-    with pytest.raises(ValueError, match="adapter: the megatron engine trains no LoRA"):
-        check_contract(msgspec.structs.replace(contract, families=()))

@@ -75,12 +75,12 @@ class Adapters:
 def attach(model: nn.Module, state: StatePlan, adapter: Adapter, seed: int) -> Adapters:
     """Give `model`, whose base has the plan `state`, the adapters of `adapter`. Freezes everything else.
 
-    seed   of A: Kaiming uniform, each target drawn in the order of names
+    seed   of `initial`
 
     Raises `BadPlan` (patterns, shapes, rank) or `CannotAdapt` naming a target that is no linear layer of its own.
     """
-    generator = torch.Generator().manual_seed(seed)
     shapes = {name: window.shape for name, window in state.windows.items()}
+    begins = initial(adapter, shapes, seed)
     model.requires_grad_(False)
     windows: dict[str, Window] = {}
     parameters: dict[str, nn.Parameter] = {}
@@ -88,13 +88,9 @@ def attach(model: nn.Module, state: StatePlan, adapter: Adapter, seed: int) -> A
     for name in adapter_targets(adapter, shapes):
         window = state.windows[name]
         modules.append((_linear(model, name, window), name))
-        n, k = window.shape
-        bound = k**-0.5  # Kaiming uniform with a = sqrt(5), as peft draws
-        a = torch.empty(adapter.rank, k).uniform_(-bound, bound, generator=generator)
         path = window.owner.removesuffix(".weight")
-        for leaf, written, values in zip(
-            (DOWN, UP), tensor_names(name), (a, torch.zeros(n, adapter.rank)), strict=True
-        ):
+        for leaf, written in zip((DOWN, UP), tensor_names(name), strict=True):
+            values = begins[written]
             owner = f"{path}.{leaf}"
             r, c = values.shape
             windows[written] = Window(owner=owner, shape=(r, c), stride=(c, 1), offset=0)
@@ -106,6 +102,22 @@ def attach(model: nn.Module, state: StatePlan, adapter: Adapter, seed: int) -> A
         module.register_parameter(UP, parameters[f"{path}.{UP}"])
         module.forward = partial(_forward, adapters, module, module.forward)
     return adapters
+
+
+def initial(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    """Every adapter tensor of a base with tensors `shapes` as it begins, FP32, by checkpoint name. Raises `BadPlan`.
+
+    seed   of A: Kaiming uniform, each target drawn in the order of names
+    """
+    generator = torch.Generator().manual_seed(seed)
+    out: dict[str, Tensor] = {}
+    for name in adapter_targets(adapter, shapes):
+        n, k = shapes[name]
+        down, up = tensor_names(name)
+        bound = k**-0.5  # Kaiming uniform with a = sqrt(5), as peft draws
+        out[down] = torch.empty(adapter.rank, k).uniform_(-bound, bound, generator=generator)
+        out[up] = torch.zeros(n, adapter.rank)
+    return out
 
 
 def _linear(model: nn.Module, name: str, window: Window) -> nn.Module:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from syncline.contract.job import JobSpec
+from syncline.contract.precision import Adapter
 from syncline.contract.sharding.grid import Grid, Rank
 from syncline.contract.sharding.layout import dimensions
 from syncline.contract.sharding.pieces import Sharding
-from syncline.reference.model import LoadedModel, export_state, load_model
+from syncline.reference.adapter import initial
+from syncline.reference.model import export_state, load_model
+from syncline.trainer.engines.frozen import BaseMoved
 from syncline.trainer.engines.megatron import build, families, topology
+from syncline.trainer.engines.megatron.base import FrozenPart, anywhere
 from syncline.trainer.engines.megatron.held import Groups, Masters, Replicas
 from syncline.trainer.engines.megatron.load import LoadedPart
+from syncline.trainer.engines.megatron.lora import Lora
 from syncline.trainer.engines.megatron.precision import Rounded, compute_dtype
 from syncline.trainer.engines.megatron.routes import Routers
 from syncline.trainer.engines.megatron.wire import ModelFacts
@@ -28,6 +35,10 @@ class Awake:
         self.vocab = loaded.vocab
         self._folder = loaded.folder.path
         full = dict(export_state(loaded.model, loaded.plan))
+        self._base_names = set(full)
+        adapter = spec.contract().adapter
+        if adapter is not None:
+            full |= initial(adapter, {name: tuple(t.shape) for name, t in full.items()}, spec.seeds.model)
         self.shapes = {name: tuple(t.shape) for name, t in full.items()}
         dims = dimensions(loaded.folder.config.to_dict())
         topology.check(grid, dims)
@@ -38,16 +49,25 @@ class Awake:
         self._grid, self._rank = grid, rank
         self.dtype = compute_dtype(spec.contract())
         self.rounded = Rounded(spec.contract(), self.sharding)
-        self.model, self.part = self._built(loaded, full)
+        self.recompute = spec.trainer.recompute == "layers"
+        self.lora: Lora | None = None
+        self.model, self.part = self._built(full, adapter)
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.replicas = Replicas(self.sharding, rank.index)
         self.masters = Masters(trained, self.replicas, rank.index, spec.optimizer, self.rounded, groups)
         self.masters.send()
+        for name, tensor in self.part.tensors.items():
+            if name not in trained:
+                tensor.copy_(self.rounded(name, tensor.float()))
+        self.base: FrozenPart | None = None
+        if self.lora is not None:
+            held = {name: t for name, t in self.part.tensors.items() if name not in trained}
+            self.base = FrozenPart(held, {name: full[name] for name in self._base_names})
         sparse = self.settings.get("moe_layer_freq", [0] * dims.layers)
         self.routers = Routers(self.model, sparse, self.layout.layers(rank.pp).start)
         self.reference: nn.Module | None = None
-        if spec.loss.kl.coefficient > 0:
-            self.reference, reference = self._built(loaded, full)
+        if spec.loss.kl.coefficient > 0 and self.lora is None:
+            self.reference, reference = self._built(full, None)
             self.reference.requires_grad_(False)
             for name, tensor in reference.tensors.items():
                 tensor.copy_(self.rounded(name, tensor.float()))
@@ -71,17 +91,41 @@ class Awake:
         )
 
     def fixed(self) -> dict[str, Tensor]:
-        """Buffers that belong to the model's state and are never trained."""
+        """Buffers that belong to the model's state and are never trained; a frozen base's belong to it."""
+        if self.base is not None:
+            return {}
         own = dict(self.model.named_buffers())
         return {name: t for name, t in self.part.tensors.items() if name in own}
 
     @property
     def trained(self) -> set[str]:
         """Checkpoint names of what trains, anywhere."""
-        return set(self.shapes)
+        return set(self.shapes) if self.lora is None else set(self.shapes) - self._base_names
 
-    def _built(self, loaded: LoadedModel, full: dict[str, Tensor]) -> tuple[nn.Module, LoadedPart]:
-        model = build.build(self.settings, self._grid, self.dtype, self.layout.padded(loaded.vocab))
+    def agree_on_base(self) -> None:
+        """Raise `BaseMoved` on every rank if any rank's part of the frozen base has changed."""
+        moved = "" if self.base is None else self.base.moved()
+        if self.base is None or not anywhere(bool(moved)):
+            return
+        raise BaseMoved(moved or "the frozen base has changed on another rank")
+
+    @contextmanager
+    def as_reference(self) -> Iterator[nn.Module]:
+        """The reference policy: a model of its own, or, of a job with an adapter, the base without it."""
+        if self.reference is not None:
+            yield self.reference
+            return
+        assert self.lora is not None
+        with self.lora.disabled():
+            yield self.model
+
+    def _built(self, full: dict[str, Tensor], adapter: Adapter | None) -> tuple[nn.Module, LoadedPart]:
+        model = build.build(
+            self.settings, self._grid, self.dtype, self.layout.padded(self.vocab), self.recompute
+        )
+        if adapter is not None:
+            shards = {shard.name: shard for shard in self.sharding.on(self._rank.index)}
+            self.lora = Lora(model, adapter, shards)
         part = LoadedPart(model, self.sharding, self._rank.index)
         part.fill(full)
         return model, part

@@ -23,14 +23,23 @@ from syncline.trainer.engines.megatron.library import (
 _OF_THE_MODEL = ("vocab_size", "rotary_base", "share_embeddings_and_output_weights", "max_sequence_length")
 
 
-def build(settings: Settings, grid: Grid, dtype: torch.dtype, padded_vocab: int) -> Any:
+def build(
+    settings: Settings, grid: Grid, dtype: torch.dtype, padded_vocab: int, recompute: bool = False
+) -> Any:
     """The rank's part of the model, weights undefined, in `dtype`, on its device, dropout off.
 
     settings      of `families.settings_of`
     padded_vocab  rows of the embedding over all tensor-parallel ranks
+    recompute     the backward pass runs each layer again from its input, which is all that is kept of it
     """
     outer = {key: settings[key] for key in _OF_THE_MODEL}
     inner = {key: value for key, value in settings.items() if key not in _OF_THE_MODEL}
+    if recompute:
+        inner |= {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
     with quiet():
         return _built(outer, _config(inner, grid, dtype, float(outer["rotary_base"])), padded_vocab)
 

@@ -30,16 +30,26 @@ LAYOUT = "layout.json"
 
 
 class Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the ranks that saved were laid out, and the full tensors' shapes. `fields`: of the optimizer."""
+    """How the ranks that saved were laid out, and the full tensors' shapes.
+
+    fields   of the optimizer
+    base     digest of the frozen base under an adapter, which is not saved; "": there is none
+    """
 
     layout: Layout
     shapes: dict[str, tuple[int, ...]]
     trained: tuple[str, ...]
     fields: tuple[str, ...]
+    base: str = ""
 
 
 def write(awake: Awake, rank: Rank, folder: Path, durable: bool) -> None:
-    """This rank's file into the existing `folder`, and `layout.json` from rank 0. `durable`: fsynced."""
+    """This rank's file into the existing `folder`, and `layout.json` from rank 0. `durable`: fsynced.
+
+    Of a frozen base its digest alone. Raises `BaseMoved`.
+    """
+    awake.agree_on_base()
+    base = "" if awake.base is None else awake.base.whole
     tensors = {f"parameter.{name}": p.detach() for name, p in awake.masters.owned.items()}
     tensors |= awake.masters.state()
     for name, tensor in awake.fixed().items():
@@ -50,7 +60,7 @@ def write(awake: Awake, rank: Rank, folder: Path, durable: bool) -> None:
     names = [rank_state(rank.index)]
     save_file({k: t.cpu().contiguous() for k, t in tensors.items()}, folder / names[0])
     if rank.index == 0:
-        saved = Saved(awake.layout, awake.shapes, tuple(sorted(awake.trained)), awake.masters.fields())
+        saved = Saved(awake.layout, awake.shapes, tuple(sorted(awake.trained)), awake.masters.fields(), base)
         (folder / LAYOUT).write_bytes(msgspec.json.encode(saved))
         names.append(LAYOUT)
     for name in names if durable else ():
@@ -128,6 +138,13 @@ class Files:
         if (mine := tuple(sorted(awake.trained))) != self.saved.trained:
             other = sorted(set(mine) ^ set(self.saved.trained))[0]
             raise ValueError(f"{path}: tensor parameter.{other} is trained on one side alone")
+
+        mine_base = "" if awake.base is None else awake.base.whole
+        if mine_base != self.saved.base:
+            raise ValueError(
+                f"{path}: it belongs to the frozen base {self.saved.base or '(none)'}, the model's is "
+                f"{mine_base or '(none)'}"
+            )
 
     def shard(self, kind: str, shard: Shard, like: Tensor) -> Tensor:
         """`kind` of `shard`, put together from whoever held its pieces. A scalar is the same for all of them."""

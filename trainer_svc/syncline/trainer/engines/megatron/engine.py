@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from syncline.contract.adapters import is_adapter
 from syncline.contract.exports import ShardedExport
 from syncline.contract.job import JobSpec
 from syncline.contract.sharding.layout import dimensions
@@ -174,7 +175,8 @@ class MegatronEngine:
             return answers[0].files
         ranks = [answer.export for answer in answers if answer.export is not None]
         layout = self._model.layout
-        shards = ShardedExport(layout=layout, shapes=self._model.shapes, stamp=stamp_of(layout, ranks))
+        shapes = {name: shape for name, shape in self._model.shapes.items() if base or is_adapter(name)}
+        shards = ShardedExport(layout=layout, shapes=shapes, stamp=stamp_of(layout, ranks))
         config = (self._folder.path / "config.json").read_bytes()
         return finish(folder, shards, ranks, config)
 

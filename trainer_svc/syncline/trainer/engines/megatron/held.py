@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from syncline.contract.job import OptimizerSpec
 from syncline.contract.sharding.pieces import Shard, Sharding
+from syncline.trainer.engines.megatron.build import device
 from syncline.trainer.engines.state import make_optimizer
 
 Ranks = tuple[int, ...]
@@ -128,8 +129,7 @@ class Masters:
 
     def _summed(self, value: Tensor) -> Tensor:
         if dist.get_world_size() > 1:
-            device = next(iter(self._model.values())).device
-            value = value.to(device)
+            value = value.to(device())
             dist.all_reduce(value)
         return value.cpu()
 

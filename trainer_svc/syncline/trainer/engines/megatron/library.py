@@ -23,22 +23,32 @@ with quiet():
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.pipeline_parallel import get_forward_backward_func
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.tensor_parallel.mappings import (
+        gather_from_sequence_parallel_region,
+        reduce_scatter_to_sequence_parallel_region,
+    )
+    from megatron.core.tensor_parallel.random import is_checkpointing, model_parallel_cuda_manual_seed
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.moe.router import TopKRouter
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 __all__ = [
+    "ColumnParallelLinear",
     "DotProductAttention",
     "GPTModel",
     "MLATransformerConfig",
+    "RowParallelLinear",
     "TopKRouter",
     "TransformerBlockSubmodules",
     "TransformerConfig",
+    "gather_from_sequence_parallel_region",
     "get_forward_backward_func",
     "get_gpt_decoder_block_spec",
+    "is_checkpointing",
     "model_parallel_cuda_manual_seed",
     "parallel_state",
     "quiet",
+    "reduce_scatter_to_sequence_parallel_region",
 ]

@@ -34,8 +34,8 @@ def check_contract(contract: PrecisionContract) -> None:
         raise ValueError(
             f"{where}: families: the megatron engine has no fake quantization; trainer.engine 'torch' has"
         )
-    if contract.adapter is not None:
-        raise ValueError(f"{where}: adapter: the megatron engine trains no LoRA; trainer.engine 'torch' does")
+    if contract.compute == "bf16" and contract.adapter is not None:
+        raise ValueError(f"{where}: compute 'bf16' with an adapter is not offered: its products are FP32")
     if trainer.adam_offload:
         raise ValueError(f"{where}: trainer.adam_offload: the engine keeps Adam where the model is")
 

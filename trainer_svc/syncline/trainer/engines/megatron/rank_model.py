@@ -155,6 +155,7 @@ class RankModel:
         normaliser = Normaliser.over(self._spec.loss.normaliser, [sum(s.loss_mask) for s in samples])
         passes = self._turns(samples)
         reference = self._reference_logprobs(passes)
+        awake.routers.forget()
         recorded = any(s.routes is not None for s in samples)
         micros: list[Micro] = []
         caught: list[Caught] = []
@@ -220,8 +221,9 @@ class RankModel:
                 out[turn.indices[0]] = sampled_logprobs(turn, logits_BTV, awake.vocab)[0]
             return nothing(logits_BTV)
 
-        if awake.reference is not None:
-            run(awake.reference, passes, take, lambda _: nullcontext(), False)
+        if self._loss.kl > 0:
+            with awake.as_reference() as model:
+                run(model, passes, take, lambda _: nullcontext(), False)
         return out
 
     def apply(self, update: int) -> Answer:
@@ -245,13 +247,15 @@ class RankModel:
 
     def _held(self, awake: Awake) -> dict[str, int]:
         masters = list(awake.masters.owned.values())
-        model = list(awake.model.parameters())
-        return {
+        every = dict(awake.model.named_parameters())
+        adapter = [] if awake.lora is None else list(awake.lora.parameters.values())
+        held = {
             "master": _nbytes(masters),
             "moments": _nbytes(awake.masters.moments()),
-            "gradients": _nbytes([p.grad for p in model if p.grad is not None]),
-            "wide": _nbytes(model),
+            "gradients": _nbytes([p.grad for p in every.values() if p.grad is not None]),
+            "wide": _nbytes(list(every.values())) - _nbytes(adapter),
         }
+        return held | ({"adapter": _nbytes(adapter)} if awake.lora is not None else {})
 
 
 def _bytes(parts: Sequence[array[float]]) -> list[bytes]:

@@ -10,6 +10,7 @@ Legend: B rows, T columns, S columns on this rank (T / tp, sequence parallel), L
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,16 +22,21 @@ from syncline.reference.routes import CannotReplay
 from syncline.trainer.engine import Sample
 from syncline.trainer.engines.forward import fed
 from syncline.trainer.engines.megatron.forward import Turn
-from syncline.trainer.engines.megatron.library import TopKRouter, parallel_state
+from syncline.trainer.engines.megatron.library import TopKRouter, is_checkpointing, parallel_state
 from syncline.trainer.engines.megatron.wire import Caught
 
 
 class Choice:
-    """One router's choice. `told` [S x B, K] int64, sequence-major; None: it chooses freely."""
+    """One router's choice. `told` [S x B, K] int64, sequence-major; None: it chooses freely.
+
+    A layer that is run again in the backward pass gets the ids that it used before: `again`, oldest pass first, which
+    is the order in which every schedule goes back.
+    """
 
     def __init__(self) -> None:
         self.told: Tensor | None = None
         self.free: Tensor | None = None
+        self.again: deque[Tensor] = deque()
 
     def get_replay_topk(
         self,
@@ -41,15 +47,19 @@ class Choice:
         default_compute_topk: Callable[..., tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
         """As `megatron.core...router_replay.RouterReplay.get_replay_topk`."""
+        if is_checkpointing() and torch.is_grad_enabled():
+            used = self.again.popleft()
+            return scores.gather(1, used), used
         values, ids = default_compute_topk(scores, topk, num_groups, group_topk)
         self.free = ids.detach()
-        if self.told is None:
-            return values, ids
-        if self.told.shape != ids.shape:
+        if self.told is not None and self.told.shape != ids.shape:
             raise CannotReplay(
                 f"expert ids of shape {list(self.told.shape)} for {list(ids.shape)} of a router"
             )
-        return scores.gather(1, self.told), self.told
+        used = self.free if self.told is None else self.told
+        if is_checkpointing():
+            self.again.append(used)
+        return (values, ids) if self.told is None else (scores.gather(1, used), used)
 
 
 class Routers:
@@ -66,6 +76,11 @@ class Routers:
                 module.router_replay = choice
                 self._choices.append(choice)
                 self.topk, self.experts = module.topk, module.config.num_moe_experts
+
+    def forget(self) -> None:
+        """Passes that had no backward pass, such as scores, leave nothing to the next."""
+        for choice in self._choices:
+            choice.again.clear()
 
     @contextmanager
     def around(self, turn: Turn, replayed: bool, wanted: bool, out: list[Caught]) -> Iterator[None]:

@@ -109,6 +109,14 @@ def _tensor_cuda() -> None:
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 
 
+def _recompute() -> None:
+    """Running a layer again keeps and restores CUDA's random state (tensor_parallel/random.py:55)."""
+    import megatron.core.tensor_parallel.random as random
+
+    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
 SHIMS: dict[str, Callable[[], None]] = {
     "current_device": _current_device,
     "synchronize": _synchronize,
@@ -118,4 +126,5 @@ SHIMS: dict[str, Callable[[], None]] = {
     "latent_attention": _latent_attention,
     "device_names": _device_names,
     "tensor_cuda": _tensor_cuda,
+    "recompute": _recompute,
 }

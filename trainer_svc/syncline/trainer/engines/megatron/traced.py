@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from syncline.contract.adapters import is_adapter
 from syncline.contract.job import JobSpec
 from syncline.contract.precision_trace import Component, ComponentTrace, Held, Use
 from syncline.trainer.engines.megatron.wire import Answer, ModelFacts
@@ -16,29 +17,44 @@ _OPERANDS: dict[Component, str] = {
 
 
 def gemms(model: ModelFacts, answers: Sequence[Answer]) -> tuple[ComponentTrace, ...]:
-    """FProp, DGrad and WGrad: Megatron's wide GEMMs on the model's parameters."""
-    out = []
-    for component, operands in _OPERANDS.items():
-        use = Use(
-            family="",
-            tensors=len(model.shapes),
-            encoded="X as it came" if component == "wgrad" else model.values,
-            operands=operands,
-            kernel=f"wide {model.dtype}",
-            persistent=model.values,
-            communicated=model.dtype if component == "fprop" else "",
+    """FProp, DGrad and WGrad: Megatron's wide GEMMs on the model's parameters, and on an adapter's."""
+    adapter = sum(is_adapter(name) for name in model.shapes)
+    return tuple(
+        ComponentTrace(
+            component=component,
+            uses=tuple(_uses(component, model, len(model.shapes) - adapter, adapter)),
+            bytes=_bytes(component, answers),
         )
-        kinds: dict[str, tuple[Held, ...]] = {"fprop": ("wide",), "wgrad": ("gradients",)}
-        held = {kind: _summed(answers, kind) for kind in kinds.get(component, ())}
-        out.append(ComponentTrace(component=component, uses=(use,), bytes=held))
-    return tuple(out)
+        for component in _OPERANDS
+    )
+
+
+def _uses(component: Component, model: ModelFacts, base: int, adapter: int) -> Iterator[Use]:
+    for family, tensors in (("", base), ("adapter", adapter)):
+        frozen = adapter and not family and component == "wgrad"
+        if tensors and not frozen:
+            yield Use(
+                family=family,
+                tensors=tensors,
+                encoded="X as it came" if component == "wgrad" else model.values,
+                operands=_OPERANDS[component],
+                kernel=f"wide {model.dtype}",
+                persistent=model.values,
+                communicated=model.dtype if component == "fprop" else "",
+            )
+
+
+def _bytes(component: Component, answers: Sequence[Answer]) -> dict[Held, int]:
+    kinds: dict[str, tuple[Held, ...]] = {"fprop": ("wide", "adapter"), "wgrad": ("gradients",)}
+    held = {kind: _summed(answers, kind) for kind in kinds.get(component, ())}
+    return {kind: size for kind, size in held.items() if size or kind != "adapter"}
 
 
 def optimizer(model: ModelFacts, answers: Sequence[Answer], stepped: bool, spec: JobSpec) -> ComponentTrace:
     """The optimizer after it has stepped, or been skipped."""
     names = {"adamw": "AdamW", "sgd": "SGD"}
     use = Use(
-        family="",
+        family="adapter" if len(model.trained) < len(model.shapes) else "",
         tensors=len(model.trained),
         encoded=f"master fp32, moments {'fp32' if _summed(answers, 'moments') else 'none'}",
         operands="gradient, master, moments",
