@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import schemathesis
+from exports_left import write_export
 from hypothesis import HealthCheck, settings
 from left_behind import metrics, publish, row, write_update
 from schemathesis.checks import negative_data_rejection, positive_data_acceptance
@@ -32,7 +33,8 @@ def ended(server: Server) -> dict[str, str]:
     )
     server.bus.hset(VERSIONS.at(job), "0.7", msgspec.json.encode(record))
     server.set_state(job, "succeeded")
-    return {"job": job, "trajectory": made[0].trajectory, "version": "0.7", "token": "1"}
+    named = {"export": write_export(server.settings.job_dir(job)), "file": "config.json"}
+    return {"job": job, "trajectory": made[0].trajectory, "version": "0.7", "token": "1", **named}
 
 
 def document() -> dict[str, Any]:

@@ -126,6 +126,7 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
             say_json(view)
             return
         workers, ledger = client.get(f"{path}/workers")["items"], client.get(f"{path}/ledger")
+        trackers = client.get(f"{path}/tracking")["items"]
     phase = f"{view['mode'] or '-'} / {view['phase'] or '-'}"
     why = f": {view['reason']}" if view["reason"] else ""
     say(f"{view['id']}  {view['name']}  {view['state']}{why}")
@@ -136,6 +137,9 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
     say("ledger    " + ", ".join(f"{ledger[key]} {key}" for key in _LEDGER if ledger[key]))
     if view["alarm"]:
         say(f"alarm     {view['alarm']}")
+    for tracker in trackers:
+        failed = f": {tracker['reason']}" if tracker["reason"] else ""
+        say(f"tracking  {tracker['tracker']} {tracker['state']}, update {tracker['update']}{failed}")
     for wait in view["waits"]:
         say(f"waits     {wait['owner']} for {wait['name']}: {wait['detail']}")
     for w in workers:

@@ -19,6 +19,7 @@ from syncline.contract.recipes import RECIPES, read
 from syncline.contract.spec_part import Part as _Part
 from syncline.contract.task_spec import RewardSpec as RewardSpec
 from syncline.contract.task_spec import TaskSpec as TaskSpec
+from syncline.contract.tracking_spec import TrackingSpec as TrackingSpec
 from syncline.contract.trainer_spec import ParallelSpec as ParallelSpec
 from syncline.contract.trainer_spec import TrainerSpec as TrainerSpec
 from syncline.contract.transfer_spec import DiagnosticsSpec as DiagnosticsSpec
@@ -222,6 +223,7 @@ class JobSpec(_Part):
     limits: LimitSpec = LimitSpec()
     transfer: TransferSpec = TransferSpec()
     diagnostics: DiagnosticsSpec = DiagnosticsSpec()
+    tracking: TrackingSpec = TrackingSpec()
     device: DeviceSpec = DeviceSpec()
     evaluation: EvaluationSpec | None = None
 

@@ -31,7 +31,7 @@ class Masters:
 
     def __init__(self, path: Path, contract: PrecisionContract, models: Path, model: str) -> None:
         _check(path, contract)
-        self._file = safe_open(path / WEIGHTS, "pt")
+        self._file: Any = safe_open(path / WEIGHTS, "pt")
         stored = set(self._file.keys())
         self._dtype = torch.bfloat16 if contract.trainer.parameters == "bf16" else torch.float32
         self._whole: tuple[str, Tensor] | None = None  # the tensor in memory that was read last

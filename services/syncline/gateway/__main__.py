@@ -44,6 +44,8 @@ def main(context: ServiceContext) -> None:
                 app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
             )
         )
+        trackers = app.state.gateway.trackers
+        context.thread("trackers", lambda: trackers.keep(context.bus, context.stopping))
         context.thread("reporter", lambda: keep_reporting(context.bus, settings, context.stopping))
         context.ready(True)
         context.log.info("serving %s", url)

@@ -13,6 +13,7 @@ from syncline.gateway.errors import Fault, Refusal, unknown_job
 from syncline.gateway.exporting_processes import Exporting
 from syncline.gateway.numbers import Numbers
 from syncline.gateway.records import JobRecord, find
+from syncline.gateway.tracking import Trackers
 from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
 
@@ -32,6 +33,7 @@ class Gateway:
         self.stream_threads = anyio.CapacityLimiter(MAX_STREAMS)
         self.index_lock = threading.Lock()  # one refresh of a lineage index at a time
         self.exporting = Exporting(settings)
+        self.trackers = Trackers(settings)
 
 
 def gateway(request: Request) -> Gateway:

@@ -19,6 +19,7 @@ from syncline.gateway import (
     progress,
     reports,
     system,
+    tracked,
     trajectories,
     versions,
 )
@@ -63,6 +64,7 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
         exporting,
         trajectories,
         reports,
+        tracked,
     )
     for part in parts:
         app.include_router(part.router)

@@ -152,17 +152,17 @@ def list_exports(record: TheJob, here: Here) -> Response:
     )
 
 
-@router.get("/{name}", responses=describe(ExportView, _EXAMPLE))
-def get_export(record: TheJob, here: Here, name: Name) -> Response:
+@router.get("/{export}", responses=describe(ExportView, _EXAMPLE))
+def get_export(record: TheJob, here: Here, export: Name) -> Response:
     """How it stands with one export."""
-    return reply(_known(record, here, name))
+    return reply(_known(record, here, export))
 
 
-@router.delete("/{name}", responses=describe(ExportView, _EXAMPLE))
-def remove_export(record: TheJob, here: Here, name: Name) -> Response:
+@router.delete("/{export}", responses=describe(ExportView, _EXAMPLE))
+def remove_export(record: TheJob, here: Here, export: Name) -> Response:
     """Take an export's folder away; what it was made from stays. Answers with what it was. 409 while it is made."""
-    view = _known(record, here, name)
-    if not here.exporting.remove(record.id, name):
+    view = _known(record, here, export)
+    if not here.exporting.remove(record.id, export):
         raise Refusal(409, "export-running", "the export is being made", state=view.state)
     return reply(view)
 
@@ -175,7 +175,7 @@ def _known(record: JobRecord, here: Here, name: str) -> ExportView:
 
 
 @router.get(
-    "/{name}/files/{file:path}",
+    "/{export}/files/{file:path}",
     response_class=Response,
     responses={
         200: {
@@ -185,10 +185,10 @@ def _known(record: JobRecord, here: Here, name: str) -> ExportView:
         **PROBLEMS,
     },
 )
-def get_file(record: TheJob, here: Here, name: Name, file: File) -> Response:
+def get_file(record: TheJob, here: Here, export: Name, file: File) -> Response:
     """A file of an export that is there, whole or a range of it."""
-    _known(record, here, name)
-    path = here.exporting.file(record.id, name, file)
+    _known(record, here, export)
+    path = here.exporting.file(record.id, export, file)
     if path is None:
         raise Refusal(404, "not-found", "the export has no such file")
     return FileResponse(path, media_type="application/octet-stream")
