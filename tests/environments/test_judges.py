@@ -6,8 +6,11 @@ import asyncio
 import gzip
 import http.server
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +35,14 @@ def service(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     running = ErrandsService(redis_url, tmp_path_factory.mktemp("errands"), "--concurrency", "2")
     yield running
     assert running.stop() == 0, running.log()
+
+
+@pytest.fixture(autouse=True)
+def job_ends(service: ErrandsService, job: str) -> Iterator[None]:
+    """So that no test's judge process is there in the next test."""
+    yield
+    if service.bus.exists(JOB.at(job)):
+        end(service, job)
 
 
 @pytest.fixture
@@ -85,7 +96,6 @@ def test_batches_in_parallel_each_answer_to_its_own(service: ErrandsService, ser
     assert judge.most == 2
     assert [len(names) for names in judge.asked[2:]] == [4] * (len(judge.asked) - 2)
     assert sorted(name for names in judge.asked for name in names) == sorted(scored.names)
-    end(service, job)
     assert not service.bus.length(JUDGING.at(job))
 
 
@@ -143,7 +153,6 @@ def test_slow_judge_of_one_job_holds_no_other_job(service: ErrandsService, serve
     assert not slow.rewards()
     free.set()
     assert {reward.value for reward in slow.all_rewards()} == {0.3}
-    end(service, job)
 
 
 def test_judge_that_is_away_is_seen_and_found_again(service: ErrandsService, job: str) -> None:
@@ -167,7 +176,6 @@ def test_judge_that_is_away_is_seen_and_found_again(service: ErrandsService, job
         lambda: (s := status_of(service, job)) and s.state == "answers" and s.scored == 20, 10, "its return"
     )
     judge.close()
-    end(service, job)
 
 
 def test_retry_after_is_kept_by_all(service: ErrandsService, serve: Serve, job: str) -> None:
@@ -194,7 +202,7 @@ def test_at_the_end_of_its_budget_a_response_is_unscored(
     assert all("reward.budget of 4 s" in reward.reason for reward in found)
     assert "its turn did not come" in found[-1].reason
     asked_of.set()
-    end(service, job)
+    end(service, job)  # whose last answers came
     assert scored.all_rewards() == found
 
 
@@ -222,8 +230,9 @@ def judge_process(service: ErrandsService, job: str) -> psutil.Process | None:
     return None
 
 
-def test_killed_judge_process_is_replaced_and_nothing_is_lost(
-    service: ErrandsService, serve: Serve, job: str
+@pytest.mark.parametrize("victim", ["judge", "service"])
+def test_killed_processes_are_replaced_and_nothing_is_lost(
+    service: ErrandsService, serve: Serve, job: str, victim: str
 ) -> None:
     free = threading.Event()
 
@@ -235,12 +244,32 @@ def test_killed_judge_process_is_replaced_and_nothing_is_lost(
     scored = scored_by(service, job, judge.url, ["abc"] * 10, timeout=30.0)
     wait_until(lambda: judge.asked, 20, "a request")
     first = wait_until(lambda: judge_process(service, job), 5, "its process")
-    first.kill()
+    if victim == "judge":
+        first.kill()
+    else:
+        service.process.kill()
+        service.process.wait()
+        wait_until(lambda: not first.is_running(), 5, "its end with the service")
+        service.start()
     wait_until(lambda: (p := judge_process(service, job)) and p.pid != first.pid, 10, "another one")
     free.set()
     assert {reward.value for reward in scored.all_rewards()} == {0.3}
     end(service, job)
     wait_until(lambda: judge_process(service, job) is None, 10, "its end")
+
+
+def test_the_example_is_a_judge(service: ErrandsService, job: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    example = Path(__file__).parents[2] / "examples" / "judge" / "judge.py"
+    command = [sys.executable, str(example), "--port", str(port), "--slots", "1"]
+    with subprocess.Popen(command) as judge:  # meanwhile it is away
+        scored = scored_by(service, job, f"http://127.0.0.1:{port}/judge", ["abec", "xyz", "", "a"] * 4)
+        found = scored.all_rewards(40)
+        judge.terminate()
+    assert [reward.value for reward in found] == [0.5, 0.0, None, 1.0] * 4
+    assert [reward.state for reward in found[:4]] == ["scored", "scored", "unscored", "scored"]
+    assert found[0].judge.endswith("/judge vowels/1")
 
 
 def test_judge_that_cannot_be_asked_is_failed_and_buried(service: ErrandsService, job: str) -> None:
@@ -249,7 +278,6 @@ def test_judge_that_cannot_be_asked_is_failed_and_buried(service: ErrandsService
     assert {reward.state for reward in found} == {"failed"}
     assert "reward.url" in found[0].reason
     assert len(wait_until(lambda: service.bus.range(DEAD.at(job)), 5, "dead letters")) >= 1
-    end(service, job)
 
 
 # ---- one request ----------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import random
 import sys
@@ -26,8 +25,9 @@ from fastapi.responses import JSONResponse
 
 
 def poison(trajectory: str) -> bool:
-    """One trajectory in thirty: it makes the judge fail whenever it is asked about it."""
-    return hashlib.sha256(trajectory.encode()).digest()[0] < 256 // 30
+    """One trajectory in thirty-two: it makes the judge fail whenever it is asked about it."""
+    _, group, index = trajectory.split("-")
+    return (4 * int(group) + int(index)) % 32 == 5
 
 
 class Diary:

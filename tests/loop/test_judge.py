@@ -57,6 +57,7 @@ def run(
     print(used, judge.down)  # noqa: T201 - with -s, the figures
     assert used.full > 5 * judge.seconds, used
     assert used.share >= 0.85, used
+    assert used.per_second >= 0.85 * used.limit, used
 
 
 def no_score_is_invented(stack: Stack, job: str, judge: SlowJudge) -> None:
