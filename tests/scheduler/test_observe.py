@@ -119,6 +119,24 @@ def test_room_is_one_batch_colocated_and_the_credits_disjoint_and_never_more_tha
 
 
 @pytest.mark.parametrize(
+    ("stage", "mode", "policy", "open_", "unclaimed", "claimed", "expected"),
+    [
+        ("sample", "colocated", "wait", 0, 0, 0, 5),  # a batch of 3 and 2 more
+        ("sample", "colocated", "wait", 2, 2, 1, 3),  # what was left over counts
+        ("flow", "disjoint", "wait", 0, 0, 0, 6),  # within the lag bound no more could begin
+        ("flow", "disjoint", "expire", 0, 0, 0, 8),
+        ("sample", "colocated", "wait", 2, 2, 3, 3),  # the last update, with what the one before left
+        ("sample", "colocated", "wait", 0, 0, 4, 0),  # every update has its batch: nothing more
+    ],
+)
+def test_oversampling_adds_groups_that_an_update_can_use(
+    stage: Any, mode: str, policy: str, open_: int, unclaimed: int, claimed: int, expected: int
+) -> None:
+    view = msgspec.structs.replace(EMPTY, open=open_, unclaimed=unclaimed, updates_claimed=claimed)
+    assert room(state(stage, mode=mode), view, 3, 1, extra=2, policy=policy) == expected
+
+
+@pytest.mark.parametrize(
     ("facts", "stage", "name", "owner"),
     [
         ({}, "sample", "batch", "rollout"),

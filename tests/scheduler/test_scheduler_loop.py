@@ -16,6 +16,7 @@ from waiting import wait_until
 from syncline.contract import events as e
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import EVENTS, JOB, JOBS, LOCK
+from syncline.contract.token_path import trajectory_id
 from syncline.runtime.ledger import Ledger
 
 
@@ -48,6 +49,19 @@ def test_a_job_runs_to_its_end(here: Installation, job: str, mode: str) -> None:
     names = {p.phase for p in here.phases(job)}
     assert names >= ({"flow"} if mode == "disjoint" else {"sample", "drain", "train", "sync"})
     assert float(here.field(job, "started")) <= float(here.field(job, "ended"))
+
+
+def test_what_is_sampled_beyond_a_batch_is_used_by_the_next_update(here: Installation, job: str) -> None:
+    here.submit(job, spec={"prompts": {"oversample": 1.5}}, updates=5)
+    here.check(job, 5)
+    ledger = Ledger(here.bus, job, batch_groups=2, max_lag=1, policy="wait", max_attempts=5)
+    names = [trajectory_id(job, group, 0) for group in range(ledger.counts()["submitted"] // 2)]
+    lines = ledger.entries(names).values()
+    lags = [line.update - 1 - line.version.number for line in lines if line.update and line.version]
+    assert max(lags) == 1, "nothing was ever left over"
+    told = json.loads(here.field(job, "prompts"))["sources"][0]
+    assert (told["trained"], told["drawn"] - told["unused"], told["open"]) == (10, 10, 0)
+    assert told["unused"] <= 1
 
 
 def test_the_plan_and_a_request_switch_the_mode_there_and_back(here: Installation, job: str) -> None:
