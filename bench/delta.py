@@ -3,7 +3,7 @@
 Trainer and rollout run in lock-step in this process (`syncline.lab`): tiny MoE, made wider, from random weights
 N(0, 0.02) on, 64 trajectories of at most 6 tokens per update, Adam without warm-up. The last pairs of consecutive
 versions are measured, tensor by tensor as they lie in the store. A tensor that did not change costs nothing; one whose
-delta would not be smaller counts as sent whole.
+delta would not be smaller counts as sent whole. `delta_pull.py` has workers pull them.
 
 Changed shares are of codes (a nibble is one where codes have 4 bits), scales, and wide values. Times are CPU seconds
 of all changed tensors, one thread, with the digests given that sync and a worker have already; `apply` hashes what it
@@ -18,31 +18,33 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+import delta_pull
 import msgspec
 import numpy as np
 import torch
+from delta_pull import Kept
 from rows import MODELS, Row, Say, note, table
 
 from syncline.contract.job import JobSpec
 from syncline.contract.version_path import TensorEntry
-from syncline.lab.pair import Pair
+from syncline.lab.pair import KEY, Pair
 from syncline.runtime.delta import GRAIN, WORDS, apply, encode
 from syncline.runtime.store import BlobStore
 
 COMMAND = "python bench/delta.py"
 RECIPES = ("bf16", "unified_fp8", "int4_qat_w4a16", "mxfp8", "mxfp4_qat_w4a16", "nvfp4_w4a4")
-FEW = ("bf16", "unified_fp8", "int4_qat_w4a16")  # what `make bench` runs
 SHORT = ("bf16",)
 MODEL = "tiny-moe"
 MEMORY = Path("/dev/shm")
+PUBLISHED = "published for BF16: 0.0025 to 0.04"
 PAIRS = 3  # consecutive versions, from the run's end
 T = TypeVar("T")
-Version = dict[str, tuple[TensorEntry, bytes]]
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -75,13 +77,16 @@ def measure(
     return say.rows
 
 
-def tell(say: Say, case: str, kept: Sequence[Version], repetitions: int) -> None:
+def tell(say: Say, case: str, kept: Sequence[Kept], repetitions: int) -> None:
     """One run's rows."""
     counts, changed = compared(kept)
     for role, count in sorted(counts.elements.items()):
-        say.share(case, f"changed share, {role}", counts.changed[role] / count, role)
+        whole = f"{role}; {PUBLISHED}" if role == "wide" else role
+        say.share(case, f"changed share, {role}", counts.changed[role] / count, whole)
     say.share(case, "unchanged tensors", counts.unchanged / counts.nbytes, "bytes of the versions")
     weigh(say, case, counts, changed, repetitions)
+    with scratch() as folder:
+        delta_pull.tell(say, case, kept, KEY, folder, repetitions)
 
 
 def weigh(say: Say, case: str, counts: Counts, changed: Sequence[Changed], repetitions: int) -> None:
@@ -105,21 +110,28 @@ def weigh(say: Say, case: str, counts: Counts, changed: Sequence[Changed], repet
         say.ratio(case, f"CPU, {what} over sha256", [seconds / hashing], "sha256 of the changed tensors")
 
 
-def versions(recipe: str, rate: float, wider: int, updates: int) -> list[Version]:
+def versions(recipe: str, rate: float, wider: int, updates: int) -> list[Kept]:
     """The last versions of a run, oldest first."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as made:
-        folder = Path(made)
+    with scratch() as folder:
         pair = Pair(spec(recipe, rate, updates), widened(folder, wider), folder / "pair")
         store = BlobStore(folder / "pair" / "store")
-        kept: list[Version] = []
+        kept: list[Kept] = []
         for update in range(updates + 1):
             manifest = pair.publish()
             if update >= updates - PAIRS:
-                kept.append({e.name: (e, bytes(store.read(e.digest))) for e in manifest.tensors})
+                tensors = {e.name: (e, bytes(store.read(e.digest))) for e in manifest.tensors}
+                kept.append(Kept(store.read_manifest(manifest.version), tensors))
             if update < updates:
                 records = pair.sample(range(8 * update, 8 * update + 8), 8)
                 pair.train(records, pair.rewards(records))
         return kept
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder in memory, where there is one."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as made:
+        yield Path(made)
 
 
 def spec(recipe: str, rate: float, updates: int) -> JobSpec:
@@ -153,12 +165,12 @@ def widened(folder: Path, wider: int) -> Path:
     return folder / "models"
 
 
-def compared(kept: Sequence[Version]) -> tuple[Counts, list[Changed]]:
+def compared(kept: Sequence[Kept]) -> tuple[Counts, list[Changed]]:
     """All pairs of consecutive versions: what is in them, and what changed."""
     counts, found = Counts(), []
     for before, after in pairwise(kept):
-        for name, (entry, new) in after.items():
-            was, old = before[name]
+        for name, (entry, new) in after.tensors.items():
+            was, old = before.tensors[name]
             role = role_of(entry)
             count, changed = counted(entry, old, new, role)
             counts.elements[role] = counts.elements.get(role, 0) + count

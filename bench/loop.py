@@ -71,7 +71,7 @@ def measure(updates: int, short: bool) -> list[Row]:
         *engine.measure(requests=64, repetitions=3),
         *stream_cost.measure(count=2048, repetitions=3),
         *quantizers.measure(size=4096, repetitions=5),
-        *delta.measure(delta.FEW, (1e-6,), wider=4, updates=5, repetitions=3),
+        *delta.measure(delta.RECIPES, (1e-6,), wider=4, updates=5, repetitions=3),
         *activation.measure((scaled.SMALL, scaled.MIDDLE), repetitions=3),
         *run_figures.measure(run_figures.CASES, updates),
     ]
