@@ -37,6 +37,7 @@ def eval_(
     samples: Annotated[int, typer.Option(help="samples of each prompt")] = 4,
     k: Annotated[str, typer.Option(help="pass@k for each of these, such as 1,4")] = "1",
     correct: Annotated[float, typer.Option(help="reward from which a sample is correct")] = 1.0,
+    first: Annotated[int | None, typer.Option(help="first prompt, of data that training leaves out")] = None,
     seed: Annotated[int | None, typer.Option(help="another data seed than the training job's")] = None,
     option: Annotated[list[str], typer.Option(help="KEY=VALUE of the task: other, held-out data")] = [],  # noqa: B006
     json: AsJson = False,
@@ -49,8 +50,7 @@ def eval_(
         return
     asked: dict[str, Any] = {"version": version, "prompts": prompts, "samples": samples, "correct": correct}
     asked |= {"k": _numbers(k), "options": dict(map(_option, option))}
-    if seed is not None:
-        asked["seed"] = seed
+    asked |= {key: value for key, value in (("seed", seed), ("first", first)) if value is not None}
     with reaching(context) as client:
         made = client.post(f"/v1/jobs/{_trained(client, job)}/evaluations", asked)
         note(f"{made['id']} evaluates version {made['version']} of {made['of']}")

@@ -11,8 +11,11 @@ from syncline.contract.job import JobSpec, Problem
 OURS = ("model", "turns", "reward", "sampling", "precision")
 """Parts that an evaluation has from its training job: with others it would ask something else of the version."""
 
-ENDLESS = ("calculator", "characters")
+ENDLESS = frozenset({"calculator", "characters"})
 """Environments whose every index is an item of its own. Any other may begin anew when its items are used up."""
+
+SEEDED = frozenset({*ENDLESS, "composite", "python", "reasoning_gym"})
+"""Environments that make other items from another data seed; a user's own (`python`) is trusted to."""
 
 
 def of(training: JobSpec, evaluation: EvaluationSpec, task: dict[str, Any], seed: int | None) -> JobSpec:
@@ -30,7 +33,7 @@ def of(training: JobSpec, evaluation: EvaluationSpec, task: dict[str, Any], seed
         | {
             "name": f"{training.name[:50]}-eval",
             "kind": "evaluate",
-            "task": {"environment": training.task.environment, "options": options},
+            "task": {**training.task.model_dump(), "options": options},
             "seeds": training.seeds.model_dump() | ({} if seed is None else {"data": seed}),
             "batch": {"groups": evaluation.prompts, "group_size": evaluation.samples},
             "schedule": {
@@ -111,23 +114,37 @@ def held_out(spec: JobSpec, training: JobSpec) -> Iterator[Problem]:
     if spec.task != training.task or spec.seeds.data != training.seeds.data:
         yield from _other_data(spec, training)
         return
-    drawn, end = training.prompts, part.first + part.prompts
-    if end <= drawn.first or (drawn.last is not None and part.first > drawn.last):
+    drawn, end, kinds = training.prompts, part.first + part.prompts, _environments(spec)
+    outside = end <= drawn.first or (drawn.last is not None and part.first > drawn.last)
+    if outside and spec.task.environment != "mix":
         return  # the gateway looks whether the data set has so many
-    if spec.task.environment not in ENDLESS:
+    if not kinds <= ENDLESS:
         message = f"training draws items {drawn.first} to {'the last' if drawn.last is None else drawn.last}"
         hint = "name items outside, another data seed, or other data in the task's options"
         yield _wrong("evaluation.first", message, hint)
-    elif part.first < HELD_OUT or drawn.first >= HELD_OUT:
+    elif part.first < HELD_OUT or _begins(training) >= HELD_OUT:
         message = f"{part.first} is an index that training may draw"
         yield _wrong("evaluation.first", message, f"use at least {HELD_OUT}, or another data seed")
 
 
 def _other_data(spec: JobSpec, training: JobSpec) -> Iterator[Problem]:
     """A seed makes other items only where items are made from it; a file is another file."""
-    if spec.task == training.task and spec.task.environment in ("jsonl", "verifiers"):
-        message = f"items of {spec.task.environment!r} do not depend on the seed"
+    same = sorted(_environments(spec) - SEEDED)
+    if spec.task == training.task and same:
+        message = f"items of {', '.join(same)} do not depend on the seed"
         yield _wrong("seeds.data", message, "give other data in the task's options")
+
+
+def _begins(training: JobSpec) -> int:
+    """No less than the index of any data set's first item that `training` draws."""
+    parts = training.task.parts
+    return max([training.prompts.first, *(len(parts) * (part.first + 1) for part in parts)])
+
+
+def _environments(spec: JobSpec) -> set[str]:
+    """The environment of the task; of a mix, those of its parts."""
+    task = spec.task
+    return {part.environment for part in task.parts} if task.environment == "mix" else {task.environment}
 
 
 def _wrong(path: str, message: str, hint: str) -> Problem:
