@@ -122,6 +122,13 @@ def test_what_an_ended_job_leaves_is_neither_lost_nor_drawn_again() -> None:
     draw = seq.next(state, 0, {})
     fold(state, Outcome(0, draw.prompt, "expired", "job ended", 0, 0.0, 0.0, 0.0), seq, {})
     assert (state.tallies[0].unused, state.tallies[0].expired, state.again, state.lost) == (1, 0, [], [])
+    half = Outcome(
+        1, seq.next(state, 1, {}).prompt, "filtered", "fewer than two scored members", 1, 0.0, 0.0, 0.0
+    )
+    fold(state, half, seq, {}, left=True)  # its other members had ended with the job
+    fold(state, ended(seq.next(state, 2, {}), "trained"), seq, {}, left=True)
+    tally = state.tallies[0]
+    assert (tally.unused, tally.filtered, tally.trained, tally.scored) == (2, {}, 1, 1)
 
 
 def test_filtered_groups_are_counted_by_reason_and_end_a_barren_job() -> None:

@@ -47,12 +47,12 @@ class Feeder:
         self._sent: dict[str, float] = {}  # trajectory -> when its errand was sent again
 
     # ---- prompts -----------------------------------------------------------------------------------------------
-    def note(self, watch: Watch) -> None:
-        """Fold how groups ended since the last look. To be saved before `forget` or another `draw`."""
+    def note(self, watch: Watch, left: bool = False) -> None:
+        """Fold how groups ended since the last look. `left`: they ended because the job did."""
         drawn = self._drawn(watch)
         while page := self._ledger.outcomes(drawn.cursor, PAGE):
             for cursor, outcome in page:
-                key = outcomes.fold(drawn, outcome, self._sequences, self._rates)
+                key = outcomes.fold(drawn, outcome, self._sequences, self._rates, left)
                 if key is not None:
                     self.unsaved[key] = msgspec.json.encode(self._rates[key])
                 drawn.cursor = cursor

@@ -145,11 +145,12 @@ class Job:
         return True
 
     def _end_open(self, reason: str) -> None:
+        self._feeder.note(self.saved.watch)
         for group, open_group in self._ledger.groups().items():
             for entry in self._ledger.members(group, open_group.size):
                 if entry.state in ("running", "buffered"):
                     self._ledger.end(entry.trajectory, "expired", reason)
-        self._feeder.note(self.saved.watch)
+        self._feeder.note(self.saved.watch, left=True)
 
     @property
     def state(self) -> State:

@@ -11,11 +11,19 @@ NAMED = 100  # given-up prompts that are named; all are counted
 AT_END = ("job ended", "cancelled")  # reasons with which an ended job's open groups expire
 
 
-def fold(drawn: Drawn, outcome: Outcome, sequences: Sequences, rates: Rates) -> str | None:
-    """Take one outcome in. Returns the key in `rates` that it changed, if any."""
+def fold(
+    drawn: Drawn, outcome: Outcome, sequences: Sequences, rates: Rates, left: bool = False
+) -> str | None:
+    """Take one outcome in. Returns the key in `rates` that it changed, if any.
+
+    left   the job has ended and its open groups with it: what was not trained was of no use, and says nothing
+    """
     which = sequences.source_of(outcome.prompt)
     tally = drawn.tallies[which]
     epoch = drawn.epochs.pop(outcome.group, None)
+    if outcome.how != "trained" and (left or outcome.reason in AT_END):
+        tally.unused += 1
+        return None
     match outcome.how:
         case "trained":
             tally.trained += 1
@@ -24,8 +32,6 @@ def fold(drawn: Drawn, outcome: Outcome, sequences: Sequences, rates: Rates) -> 
             reason = _reason(outcome)
             tally.filtered[reason] = tally.filtered.get(reason, 0) + 1
             drawn.barren += 1
-        case "expired" if outcome.reason in AT_END:
-            tally.unused += 1
         case "expired" | "failed":
             if outcome.how == "failed":
                 tally.failed += 1
