@@ -139,8 +139,11 @@ def late(say: Say, case: str, every: Sequence[Swapped]) -> None:
     longest = max(s.gap / s.step for s in every)
     # one of each swap in turn: as many as there are gaps, spread over the run as they are
     as_many = [max(s.steps[i].wall / s.step for s in every) for i in range(2 * STEPS)]
-    figure = f"longest of {len(every)} gaps over longest of as many steps"
-    say.ratio(case, figure, [longest / other for other in as_many], "undisturbed steps of the same run")
+    figure, against = (
+        "longest gap over longest of as many steps",
+        f"{len(every)} undisturbed steps of the run",
+    )
+    say.ratio(case, figure, [longest / other for other in as_many], against)
     steps = [step.wall - s.step for s in every for step in s.steps]
     lates = f"more than {1000 * LATE:.0f} ms beyond the median step"
     say.share(case, f"gaps {lates}", share([s.gap - s.step for s in every]), f"{len(every)} gaps")

@@ -35,7 +35,7 @@ MUST = {  # what later work compares: part, figure
     ("activation", "bytes per second, publish and stage over broadcast"),
     ("activation", "CPU, stage over copy"),
     ("activation", "gap at commit over decode step, continue_old"),
-    ("activation", "longest of 3 gaps over longest of as many steps"),
+    ("activation", "longest gap over longest of as many steps"),
     ("activation", "gaps more than 10 ms beyond the median step"),
     ("activation", "steps more than 10 ms beyond the median step"),
     ("activation", "page faults of the commit, continue_old"),
