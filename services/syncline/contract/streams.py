@@ -341,7 +341,7 @@ MINTED = Key(
     scope="job",
     kind="stream",
     writers=("trainer",),
-    readers=("sync",),
+    readers=("sync", "gateway"),
     ends="with the job",
     says="`version_path.Minted`; group `sync`; acknowledged when a newer one took its place",
 )
