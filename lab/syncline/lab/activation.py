@@ -10,7 +10,7 @@ Legend: T scored tokens of all records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -54,8 +54,16 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.restored else "the unperturbed weights do not score as they did before"
 
 
+Scores = Sequence[Sequence[float]]
+
+
 def prove(
-    pair: Pair, records: Sequence[Trajectory], folder: Path, match: str = "*_proj*", strength: float = 0.05
+    pair: Pair,
+    records: Sequence[Trajectory],
+    folder: Path,
+    match: str = "*_proj*",
+    strength: float = 0.05,
+    scores: Callable[[], tuple[Scores, Scores]] | None = None,
 ) -> Proof:
     """Perturb parameters that `match`, publish to the pair's own engine, compare, and publish the old weights again.
 
@@ -63,6 +71,7 @@ def prove(
     records    whose sampled tokens are scored
     folder     for the trainer's state, new
     strength   of the perturbation, relative to each tensor's own mean magnitude
+    scores     the trainer's as rollout multiplies, and rollout's, of the records; None: as the pair scores them
 
     Takes two version numbers. Raises `ValueError` if requests run on the engine, or no parameter matches.
     """
@@ -70,12 +79,13 @@ def prove(
         raise ValueError(
             f"{pair.rollout.running} requests run: a perturbation is for an engine out of rotation"
         )
-    trainer, rollout = _T(pair.score_trainer(records, as_rollout=True)), _T(pair.score_rollout(records))
+    both = scores or (lambda: (pair.score_trainer(records, as_rollout=True), pair.score_rollout(records)))
+    trainer, rollout = map(_T, both())
     with _perturbed(pair, folder, match, strength) as names:
         _publish(pair)
-        told, found = _T(pair.score_trainer(records, as_rollout=True)), _T(pair.score_rollout(records))
+        told, found = map(_T, both())
     _publish(pair)
-    again = _T(pair.score_rollout(records))
+    again = _T(both()[1])
     return Proof(
         tensors=names,
         gap=_mean(trainer - rollout),

@@ -37,8 +37,9 @@ from syncline.trainer.batch import decide, sample_of, samples_of
 from syncline.trainer.engine import Sample, StepResult, TrainerEngine, build_engine
 
 JOB = "j1ab0000000"
-_KEY = b"the lab signs for itself"
+KEY = b"the lab signs for itself"
 _WORKER = "w0"
+DRAIN = CommitPolicy(kind="drain")
 
 
 class Trained(NamedTuple):
@@ -66,20 +67,22 @@ class Pair:
         self.trainer: TrainerEngine = build_engine(spec, models, folder / "scratch")
         self.trainer.wake()
         self.rollout = ReferenceEngine(
-            models, spec.model, JOB, _KEY, spec.rollout.max_running, contract=self.contract
+            models, spec.model, JOB, KEY, spec.rollout.max_running, contract=self.contract
         )
         self.environment = load(spec.task, spec.seeds.data)
-        self._store = BlobStore(folder / "store")
-        self._publisher = Publisher(JOB, folder, _KEY, self.contract, self._store)
+        self.store = BlobStore(folder / "store")
+        self._publisher = Publisher(JOB, folder, KEY, self.contract, self.store)
         self._codec = TextCodec(model_folder(models, spec.model.name).path)
-        self._prompter = Prompter(
+        self.prompter = Prompter(
             self.environment, self._codec, spec, self.rollout.describe().experts is not None
         )
         self._convention = convention_of(spec)
 
     # ---- the path of a version --------------------------------------------------------------------------
-    def publish(self) -> VersionManifest:
+    def publish(self, policy: CommitPolicy = DRAIN) -> VersionManifest:
         """Make the trainer's present weights the version that rollout serves; its number is `updates`.
+
+        policy   what happens to requests that run; under `drain` there are none
 
         Raises what sync and the engine raise for a version that cannot be converted or staged.
         """
@@ -107,11 +110,11 @@ class Pair:
         )
         manifest = self._publisher.publish(minted, record)
         self._publisher.drop_export(minted)
-        self.rollout.stage(self._store.read_manifest(version), self._store)
-        self.rollout.commit(CommitPolicy(kind="drain"))
+        self.rollout.stage(self.store.read_manifest(version), self.store)
+        self.rollout.commit(policy)
         if self.contract.adapter is not None:
             self._base = self._base or version
-        self._store.collect({version, self._base or version})
+        self.store.collect({version, self._base or version})
         self.version, self.manifest, self.record = version, manifest, record
         return manifest
 
@@ -141,7 +144,7 @@ class Pair:
         while nxt is not None or self.rollout.running:
             # without room and without a request that could make some, the engine itself says why
             while nxt is not None and (self.rollout.room or not self.rollout.running):
-                self.rollout.submit(self._prompter.request(nxt, attempt=0))
+                self.rollout.submit(self.prompter.request(nxt, attempt=0))
                 nxt = next(waiting, None)
             for chunk in self.rollout.step():
                 chunks[chunk.trajectory].append(chunk)
@@ -152,7 +155,7 @@ class Pair:
         return trajectory(
             item,
             0,
-            self._prompter.request(item, attempt=0).prompt,
+            self.prompter.request(item, attempt=0).prompt,
             sampled,
             convention=self._convention,
             contract=self.contract.digest(),

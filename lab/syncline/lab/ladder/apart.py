@@ -39,4 +39,6 @@ def _worst(apart: NDArray[np.float64], records: Sequence[Trajectory]) -> str:
     owners = [(record.trajectory, token) for record in records for token in range(record.sampled)]
     trajectory, token = owners[at]
     share = float((apart > apart.max() / 10).mean())
-    return f"{trajectory} token {token}: {apart[at]:.3g}; {100 * share:.0f} % of tokens are within a tenth of it"
+    return (
+        f"{trajectory} token {token}: {apart[at]:.3g}; {100 * share:.0f} % of tokens are within a tenth of it"
+    )

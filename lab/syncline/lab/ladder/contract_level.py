@@ -1,4 +1,4 @@
-"""Level 1: the precision contract. Complete, free of contradictions, resolved against the real model, all rules stated."""
+"""Level 1: the precision contract. Complete, free of contradictions, resolved against the real model."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def _staleness(subject: Subject) -> list[str]:
     if contract.max_lag is not None and schedule.max_lag > contract.max_lag:
         wrong.append(f"schedule.max_lag {schedule.max_lag} is over the contract's {contract.max_lag}")
     if contract.in_flight is not None and schedule.in_flight != contract.in_flight:
-        wrong.append(f"schedule.in_flight {schedule.in_flight!r} is not the contract's {contract.in_flight!r}")
+        wrong.append(
+            f"schedule.in_flight {schedule.in_flight!r} is not the contract's {contract.in_flight!r}"
+        )
     return wrong
 
 

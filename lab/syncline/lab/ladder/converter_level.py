@@ -27,7 +27,9 @@ def checks(subject: Subject) -> Iterator[Check]:
     low = [entry for entry in subject.plan.low_bit() if not bridged]
     quantised = {part.name for entry in low for part in parts(entry)}
     expected = quantised | {entry.name for entry in subject.plan.entries if entry not in low}
-    yield same("tensor names", sorted(entries.keys() ^ expected), "contract/artefact.py, as SGLang loads them")
+    yield same(
+        "tensor names", sorted(entries.keys() ^ expected), "contract/artefact.py, as SGLang loads them"
+    )
     yield same("codes, scales, grouping, padding, packing", _low_bit(subject, wide, low, entries), ORACLE)
     yield same("wide tensors", _wide(subject, wide, entries, quantised), "BF16, rounded once to nearest even")
     if subject.contract.adapter is not None:

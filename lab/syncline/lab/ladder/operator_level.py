@@ -22,7 +22,13 @@ from syncline.rollout.engines.weights import Weights
 ROWS = 24
 KERNEL = 2e-6
 """Of the largest output: FP32 additions in another order, over at most a few thousand products."""
-STEP: dict[Format, float] = {"fp8_block": 2**-4, "mxfp8": 2**-4, "int4": 1 / 7, "mxfp4": 1 / 3, "nvfp4": 1 / 3}
+STEP: dict[Format, float] = {
+    "fp8_block": 2**-4,
+    "mxfp8": 2**-4,
+    "int4": 1 / 7,
+    "mxfp4": 1 / 3,
+    "nvfp4": 1 / 3,
+}
 """Largest error of one value, as a share of its block's largest: half a step of the coarsest binade or grid, with
 the loss of a scale that is rounded to a power of two."""
 
@@ -95,8 +101,7 @@ def _product(x_SK: Tensor, w_ENK: Tensor, offsets: Tensor, activation: Scheme | 
         held_SK = torch.stack([_through(row_K, activation) for row_K in x_SK])
     starts = [0, *offsets.tolist()[:-1]]
     parts = [
-        held_SK[start:end] @ w_NK.T
-        for start, end, w_NK in zip(starts, offsets.tolist(), w_ENK, strict=True)
+        held_SK[start:end] @ w_NK.T for start, end, w_NK in zip(starts, offsets.tolist(), w_ENK, strict=True)
     ]
     return torch.cat(parts)
 

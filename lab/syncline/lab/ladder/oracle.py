@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from syncline.contract.schemes import Scheme
 
 Floats = NDArray[np.float32]
-_E4M3 = [
-    m * 2.0**-9 if e == 0 else (1 + m / 8) * 2.0 ** (e - 7) for e in range(16) for m in range(8)
-][:-1]  # the last is NaN
+_E4M3 = [m * 2.0**-9 if e == 0 else (1 + m / 8) * 2.0 ** (e - 7) for e in range(16) for m in range(8)][
+    :-1
+]  # the last is NaN
 _E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 _LARGEST = {"mxfp8": 448.0, "mxfp4": 6.0}
 _MANTISSA = {"mxfp8": 3, "mxfp4": 1}
@@ -157,4 +157,3 @@ def _pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Two 4-bit codes in a byte, the first in the low nibble."""
     packed: NDArray[np.uint8] = codes[:, 0::2] | (codes[:, 1::2] << 4)
     return packed
-

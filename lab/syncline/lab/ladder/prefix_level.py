@@ -1,7 +1,7 @@
 """Level 4: fixed-prefix scoring. The same ids first, then the same log-probs for identical weights.
 
-Three scores of each sampled token, one record at a time: the trainer's as rollout multiplies (matched), the trainer's own,
-and rollout's by prefill. Matched and rollout differ by the order of FP32 additions alone, whatever the format; the
+Three scores of each sampled token, one record at a time: the trainer's as rollout multiplies (matched), the trainer's
+own, and rollout's by prefill. Matched and rollout differ by the order of FP32 additions alone, whatever the format; the
 trainer's own differs by what the contract expects.
 """
 

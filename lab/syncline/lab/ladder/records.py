@@ -44,7 +44,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 def same(name: str, wrong: list[str], source: str) -> Check:
     """A comparison of things that must be equal: `wrong` names those that are not."""
-    return Check(name=name, found=len(wrong), bound=0, source=source, unit="differ", where="; ".join(wrong[:3]))
+    return Check(
+        name=name, found=len(wrong), bound=0, source=source, unit="differ", where="; ".join(wrong[:3])
+    )
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

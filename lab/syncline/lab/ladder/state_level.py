@@ -1,7 +1,7 @@
 """Level 5: routes and request state. What depends on the history of a request, and on its neighbours in a batch.
 
-The records were decoded step by step, several at a time; prefill scores them alone and at once. Whatever a step keeps (KV,
-recurrent state, convolution window, sparse-attention index) must not show, and neither must a neighbour.
+The records were decoded step by step, several at a time; prefill scores them alone and at once. Whatever a step keeps
+(KV, recurrent state, convolution window, sparse-attention index) must not show, and neither must a neighbour.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from syncline.contract.token_path import Trajectory
 from syncline.lab.ladder.apart import SUMS, SUMS_SOURCE, Scores, apart_N, gap
@@ -22,8 +22,6 @@ from syncline.rollout.engine import Experts, Score
 
 TIES = 0.002
 """Share of choices: two experts whose logits are equal to the last bits may change places."""
-KV_ROUNDING = 4.0
-"""Times what a quantised context does to a prefill: decode rounds each step's activations anew (decision 0007)."""
 FLIPS = 0.02
 """Nats, mean: a sum in another order may move an activation across the edge between two codes."""
 GROWTH = 3.0
@@ -39,13 +37,14 @@ def checks(subject: Subject) -> Iterator[Check]:
         yield _routes("experts: trainer against prefill", matched, wide)
     if kv == "wide" and matched is not None:
         yield _routes("experts: decode against prefill", _recorded(records), wide)
-    order, order_source = _order(subject)
+    order, order_source = order_of(subject)
     together = subject.pair.score_trainer(records, as_rollout=True)
     alone = subject.trainer_alone(as_rollout=True)
-    yield gap("the trainer's batch against one at a time", together, alone, records, bound=order, source=order_source)
+    name = "the trainer's batch against one at a time"
+    yield gap(name, together, alone, records, bound=order, source=order_source)
     prefilled = [score.logprobs for score in stored]
     if kv != "wide":
-        effect = gap(
+        yield gap(
             f"a context in {kv} against a wide one",
             prefilled,
             [score.logprobs for score in wide],
@@ -53,14 +52,12 @@ def checks(subject: Subject) -> Iterator[Check]:
             bound=subject.contract.expected.high or float("inf"),
             source="expected.high of the contract",
         )
-        yield effect
-        order, order_source = KV_ROUNDING * effect.found + order, f"{KV_ROUNDING:g} times that"
     decoded = behaviour(records)
     yield gap("decode against prefill", decoded, prefilled, records, bound=order, source=order_source)
     yield _growth(records, decoded, prefilled, order)
 
 
-def _order(subject: Subject) -> tuple[float, str]:
+def order_of(subject: Subject) -> tuple[float, str]:
     """What another order of additions may do: nothing but itself, or, where activations have codes, a few flips."""
     if any(family.activation is not None for family in subject.contract.families):
         return FLIPS, "activations at the edge between two codes"
@@ -68,21 +65,22 @@ def _order(subject: Subject) -> tuple[float, str]:
 
 
 # ---- routes -----------------------------------------------------------------------------------------------------
-def _recorded(records: Sequence[Trajectory]) -> list[torch.Tensor]:
+def _recorded(records: Sequence[Trajectory]) -> list[Tensor]:
     out = []
     for record in records:
-        assert record.expert_ids is not None and record.expert_shape is not None
+        assert record.expert_ids is not None
+        assert record.expert_shape is not None
         assert record.expert_dtype is not None
         out.append(RecordedRoutes(record.expert_ids, record.expert_shape, record.expert_dtype).ids())
     return out
 
 
-def _ids(experts: Experts | None) -> torch.Tensor:
+def _ids(experts: Experts | None) -> Tensor:
     assert experts is not None, "a model that routes scores with its experts"
     return RecordedRoutes(experts.data, experts.shape, experts.dtype).ids()
 
 
-def _routes(name: str, one: Sequence[torch.Tensor], other: Sequence[Score]) -> Check:
+def _routes(name: str, one: Sequence[Tensor], other: Sequence[Score]) -> Check:
     """Expert ids by layer: the first layer that differs says more than the last log-prob."""
     counts = [RouteCounts.of(a, _ids(b.experts)) for a, b in zip(one, other, strict=True)]
     tokens = sum(c.tokens for c in counts)

@@ -31,6 +31,8 @@ from syncline.trainer.engines.state import WEIGHTS
 from syncline.trainer.engines.torch import TorchEngine
 
 PROMPTS, SIZE, TOKENS = 4, 2, 16
+UNCLIPPED = 1e9
+"""A norm that no gradient has: what reaches the optimizer is the gradient itself."""
 
 
 class Subject:
@@ -162,6 +164,7 @@ def small(spec: JobSpec) -> JobSpec:
             "sampling": sampling,
             "batch": spec.batch.model_copy(update={"groups": PROMPTS, "group_size": SIZE}),
             "loss": LossSpec(advantage="group_mean", normaliser="token_mean"),
+            "optimizer": spec.optimizer.model_copy(update={"name": "adamw", "clip_norm": UNCLIPPED}),
             "rollout": spec.rollout.model_copy(update={"engine": "reference", "max_running": PROMPTS * SIZE}),
             "trainer": spec.trainer.model_copy(update={"engine": "torch"}),
         }

@@ -1,0 +1,27 @@
+"""No level fails on the clean system, for any recipe."""
+
+from __future__ import annotations
+
+import pytest
+from climbs import RECIPES, climbed, spec_of, story
+
+SEEDS = 20
+
+
+@pytest.mark.parametrize(("recipe", "model"), RECIPES)
+def test_a_clean_system_climbs_all_levels(recipe: str, model: str) -> None:
+    report = climbed(spec_of(recipe, model))
+    assert report.failed_at is None, story(report)
+    assert len(report.results) == 7
+    assert all(result.checks for result in report.results if result.level != 3 or recipe != "bf16")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, SEEDS))
+def test_no_level_fails_on_the_clean_system_for_any_seed(seed: int) -> None:
+    alarms = []
+    for recipe, model in RECIPES:
+        report = climbed(spec_of(recipe, model, seed))
+        if report.failed_at is not None:
+            alarms.append(f"{recipe} on {model}: {story(report)}")
+    assert not alarms
