@@ -127,6 +127,7 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
             return
         workers, ledger = client.get(f"{path}/workers")["items"], client.get(f"{path}/ledger")
         trackers = client.get(f"{path}/tracking")["items"]
+        prompts = client.get(f"{path}/prompts")
     phase = f"{view['mode'] or '-'} / {view['phase'] or '-'}"
     why = f": {view['reason']}" if view["reason"] else ""
     say(f"{view['id']}  {view['name']}  {view['state']}{why}")
@@ -135,6 +136,8 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
         say(f"held out  {held_out(view['evaluated'])}")
     say(f"phase     {phase}")
     say("ledger    " + ", ".join(f"{ledger[key]} {key}" for key in _LEDGER if ledger[key]))
+    for words in source_words(prompts):
+        say(f"prompts   {words}")
     if view["alarm"]:
         say(f"alarm     {view['alarm']}")
     for tracker in trackers:
@@ -145,6 +148,15 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
     for w in workers:
         figures = f"{w['running']} running, {short(w['tokens_per_second'], ' tokens/s')}"
         say(f"worker    {w['worker']} {w['state']}, version {w['version'] or '-'}, {figures}")
+
+
+def source_words(account: dict[str, Any]) -> list[str]:
+    """What became of the prompts of each data set, in words."""
+    import msgspec
+
+    from syncline.contract.drawn import PromptAccount, in_words
+
+    return [f"{one.name}: {in_words(one)}" for one in msgspec.convert(account, PromptAccount).sources]
 
 
 _LEDGER = ("submitted", "running", "buffered", "trained", "filtered", "failed", "expired")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from syncline.scheduler.cli_jobs import AnyJob, AsJson
+from syncline.scheduler.cli_jobs import AnyJob, AsJson, source_words
 from syncline.scheduler.cli_session import (
     reading,
     say,
@@ -150,14 +150,13 @@ def report_lines(job: str, s: dict[str, Any], reason: str) -> list[str]:
 
 def prompt_lines(account: dict[str, Any]) -> list[str]:
     """What became of the groups of each data set; nothing of a single one whose groups were all trained."""
-    import msgspec
-
-    from syncline.contract.drawn import PromptAccount, in_words
-
-    told = msgspec.convert(account, PromptAccount)
-    plain = len(told.sources) == 1 and told.sources[0].trained == told.sources[0].drawn
-    lines = [] if plain else [f"  prompts       {one.name}: {in_words(one)}" for one in told.sources]
-    return lines + [f"  given up      prompt {one.prompt} of {one.source}: {one.reason}" for one in told.lost]
+    sources = account["sources"]
+    plain = len(sources) == 1 and sources[0]["trained"] == sources[0]["drawn"]
+    lines = [] if plain else [f"  prompts       {words}" for words in source_words(account)]
+    lost = account["lost"]
+    return lines + [
+        f"  given up      prompt {one['prompt']} of {one['source']}: {one['reason']}" for one in lost
+    ]
 
 
 def gap_lines(d: dict[str, Any]) -> list[str]:
