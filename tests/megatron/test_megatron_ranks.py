@@ -216,7 +216,7 @@ def test_topologies_are_refused_by_name(
         ("mxfp8", "--fp8-recipe mxfp8 .*need Transformer Engine"),
         ("nvfp4_selective", "--fp4-format e2m1 .*need Transformer Engine"),
         ("unified_fp8", "--fp8-recipe blockwise .*need Transformer Engine"),
-        ("int4_qat_w4a16", "no fake quantization"),
+        ("nvfp4_w4a4", "families.0.weight.format: 'nvfp4': its outer scale"),
     ],
 )
 def test_low_bit_contracts_are_refused_with_the_reason(recipe: str, why: str) -> None:

@@ -10,6 +10,7 @@ from syncline.contract.job import JobSpec, Problem, RewardSpec
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.precision_rules import contradictions
 from syncline.contract.recipes import RECIPES, BadContract
+from syncline.contract.trainer_rules import megatron_refusals, trainer_problems
 
 
 def problems(spec: JobSpec) -> list[Problem]:
@@ -192,6 +193,7 @@ def _precision(spec: JobSpec) -> Iterator[Problem]:
     if found:
         return
     yield from _limits(spec, contract)
+    yield from _trainer(spec, contract)
     decision = support.decide(contract, spec.device.hardware, rollout=spec.rollout.engine)
     for problem in support.problems(decision, spec.precision.emulation):
         yield _problem(contract_key(spec, problem.path), problem.message, problem.hint)
@@ -222,6 +224,14 @@ def contract_key(spec: JobSpec, path: str) -> str:
     if spec.precision.custom is not None:
         return f"precision.custom.{path}"
     return "precision.recipe" if spec.precision.variant == "contract" else "precision.variant"
+
+
+def _trainer(spec: JobSpec, contract: PrecisionContract) -> Iterator[Problem]:
+    """What the trainer's engine does not carry out of spec and contract."""
+    yield from trainer_problems(spec, contract)
+    if spec.trainer.engine == "megatron":
+        for key, message, hint in megatron_refusals(contract):
+            yield _problem(contract_key(spec, key), f"trainer.engine 'megatron': {key} {message}", hint)
 
 
 def _limits(spec: JobSpec, contract: PrecisionContract) -> Iterator[Problem]:

@@ -111,8 +111,6 @@ def low_bit(
         )
     entries = sorted(entries, key=lambda entry: state_plan.windows[entry.name].offset)
     first = entries[0]
-    if first.weight is None:
-        raise CannotTrain(f"tensor {name} has no scheme")
     for entry in entries:
         if (entry.family, entry.shape) != (first.family, first.shape):
             raise CannotTrain(f"tensors {name} and {entry.name} lie in {owner} and are not alike")
@@ -128,19 +126,27 @@ def low_bit(
         raise CannotTrain(
             f"{owner} holds tensors beside {name} that stay wide; a module is treated as a whole"
         )
+    how = how_of(contract, first)
+    return LowBit(module, owner, entries, rows // n, how)
+
+
+def how_of(contract: PrecisionContract, entry: PlanEntry) -> How:
+    """How the weight of `entry` is multiplied in training. Raises `CannotTrain` for what no GEMM can carry out."""
+    if entry.weight is None:
+        raise CannotTrain(f"tensor {entry.name} has no scheme")
     trainer = contract.trainer
     how = How(
         fprop=trainer.fprop,
         dgrad=trainer.dgrad,
         wgrad=trainer.wgrad,
-        weight=first.weight,
-        activation=first.activation,
+        weight=entry.weight,
+        activation=entry.activation,
         held=_HELD[trainer.operands],
     )
-    wrong = problem(how) or _undivided(how, first)
+    wrong = problem(how) or _undivided(how, entry)
     if wrong:
-        raise CannotTrain(f"family {first.family}: trainer.{wrong}")
-    return LowBit(module, owner, entries, rows // n, how)
+        raise CannotTrain(f"family {entry.family}: trainer.{wrong}")
+    return how
 
 
 def _undivided(how: How, entry: PlanEntry) -> str:

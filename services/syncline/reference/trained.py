@@ -25,7 +25,7 @@ from syncline.numerics.operands import Copies, How, Meter
 from syncline.reference.low_bit import CannotTrain, LowBit, low_bit, share_outer_scales
 from syncline.reference.state import StatePlan
 
-__all__ = ["CannotTrain", "LowBit", "NotMultiplied", "Trained", "train_in"]
+__all__ = ["CannotTrain", "LowBit", "NotMultiplied", "Trained", "rollout_how", "train_in"]
 
 
 class NotMultiplied(RuntimeError):
@@ -77,7 +77,7 @@ class Trained:
             return grouped_linear(
                 x, w, offsets, Weight(weight.owner, weight.how, weight.copies(), self.meter)
             )
-        how = _rollout_how(self._contract, weight.how)
+        how = rollout_how(self._contract, weight.how)
         if weight.owner not in self._mode.rollout:
             self._mode.rollout[weight.owner] = weight.fresh(how)
         copies = self._mode.rollout[weight.owner]
@@ -108,7 +108,8 @@ def train_in(
 
 
 # ---- forwards -------------------------------------------------------------------------------------------------
-def _rollout_how(contract: PrecisionContract, how: How) -> How:
+def rollout_how(contract: PrecisionContract, how: How) -> How:
+    """`how` of a weight as the rollout engine multiplies it."""
     kind = "codes" if contract.rollout.kernel == "codes" else "reconstructed"
     left = kind if how.activation is not None else "original"
     gemm = msgspec.convert({"left": left, "right": kind}, Gemm)

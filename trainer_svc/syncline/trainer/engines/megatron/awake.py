@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from syncline.contract.job import JobSpec
+from syncline.contract.plan import resolve
 from syncline.contract.precision import Adapter
 from syncline.contract.sharding.grid import Grid, Rank
 from syncline.contract.sharding.layout import dimensions
@@ -23,6 +24,7 @@ from syncline.trainer.engines.megatron.held import Groups, Masters, Replicas
 from syncline.trainer.engines.megatron.load import LoadedPart
 from syncline.trainer.engines.megatron.lora import Lora
 from syncline.trainer.engines.megatron.precision import Rounded, compute_dtype
+from syncline.trainer.engines.megatron.quantised import Quantised
 from syncline.trainer.engines.megatron.routes import Routers
 from syncline.trainer.engines.megatron.wire import ModelFacts
 
@@ -35,10 +37,12 @@ class Awake:
         self.vocab = loaded.vocab
         self._folder = loaded.folder.path
         full = dict(export_state(loaded.model, loaded.plan))
+        shapes = {name: tuple(t.shape) for name, t in full.items()}
         self._base_names = set(full)
-        adapter = spec.contract().adapter
-        if adapter is not None:
-            full |= initial(adapter, {name: tuple(t.shape) for name, t in full.items()}, spec.seeds.model)
+        contract = spec.contract()
+        plan = resolve(contract, shapes)
+        if contract.adapter is not None:
+            full |= initial(contract.adapter, shapes, spec.seeds.model)
         self.shapes = {name: tuple(t.shape) for name, t in full.items()}
         dims = dimensions(loaded.folder.config.to_dict())
         topology.check(grid, dims)
@@ -47,11 +51,11 @@ class Awake:
         self.sharding.check()
         self.settings = families.settings_of(loaded.folder.config)
         self._grid, self._rank = grid, rank
-        self.dtype = compute_dtype(spec.contract())
-        self.rounded = Rounded(spec.contract(), self.sharding)
+        self.dtype = compute_dtype(contract)
+        self.rounded = Rounded(contract, self.sharding)
         self.recompute = spec.trainer.recompute == "layers"
-        self.lora: Lora | None = None
-        self.model, self.part = self._built(full, adapter)
+        self.model, self.part, self.lora = self._built(full, contract.adapter)
+        self.quantised = Quantised(self.model, contract, plan, self.part.shards)
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.replicas = Replicas(self.sharding, rank.index)
         self.masters = Masters(trained, self.replicas, rank.index, spec.optimizer, self.rounded, groups)
@@ -67,7 +71,7 @@ class Awake:
         self.routers = Routers(self.model, sparse, self.layout.layers(rank.pp).start)
         self.reference: nn.Module | None = None
         if spec.loss.kl.coefficient > 0 and self.lora is None:
-            self.reference, reference = self._built(full, None)
+            self.reference, reference, _ = self._built(full, None)
             self.reference.requires_grad_(False)
             for name, tensor in reference.tensors.items():
                 tensor.copy_(self.rounded(name, tensor.float()))
@@ -110,6 +114,13 @@ class Awake:
         raise BaseMoved(moved or "the frozen base has changed on another rank")
 
     @contextmanager
+    def as_rollout(self) -> Iterator[None]:
+        """Inside, the model is what rollout will hold of the present weights, and multiplies as rollout does."""
+        low_bit = self.quantised.names
+        with self.rounded.as_rollout(self.part.tensors, low_bit), self.quantised.as_rollout():
+            yield
+
+    @contextmanager
     def as_reference(self) -> Iterator[nn.Module]:
         """The reference policy: a model of its own, or, of a job with an adapter, the base without it."""
         if self.reference is not None:
@@ -119,13 +130,14 @@ class Awake:
         with self.lora.disabled():
             yield self.model
 
-    def _built(self, full: dict[str, Tensor], adapter: Adapter | None) -> tuple[nn.Module, LoadedPart]:
+    def _built(
+        self, full: dict[str, Tensor], adapter: Adapter | None
+    ) -> tuple[nn.Module, LoadedPart, Lora | None]:
         model = build.build(
             self.settings, self._grid, self.dtype, self.layout.padded(self.vocab), self.recompute
         )
-        if adapter is not None:
-            shards = {shard.name: shard for shard in self.sharding.on(self._rank.index)}
-            self.lora = Lora(model, adapter, shards)
+        shards = {shard.name: shard for shard in self.sharding.on(self._rank.index)}
+        lora = None if adapter is None else Lora(model, adapter, shards)
         part = LoadedPart(model, self.sharding, self._rank.index)
         part.fill(full)
-        return model, part
+        return model, part, lora

@@ -27,6 +27,7 @@ from syncline.trainer.engines.megatron.recorded import check_recorded, counted
 from syncline.trainer.engines.megatron.routes import joined
 from syncline.trainer.engines.megatron.traced import gemms, optimizer
 from syncline.trainer.engines.megatron.wire import Act, Answer, Micro, packed
+from syncline.trainer.engines.precision import elements
 from syncline.trainer.loss import Tally
 
 
@@ -51,8 +52,8 @@ class MegatronEngine:
     # ---- memory -----------------------------------------------------------------------------------------
     @property
     def memory(self) -> int:
-        copies = 5 if self._contract.trainer.parameters == "bf16" else 4
-        return 4 * self._sizes.parameters * copies // (self._grid.tp * self._grid.pp)
+        whole = elements(self._contract, self._sizes, self._spec.loss.kl.coefficient > 0)
+        return 4 * whole // (self._grid.tp * self._grid.pp)
 
     @property
     def awake(self) -> bool:
@@ -120,6 +121,7 @@ class MegatronEngine:
         logprobs: list[array[float]] = [array("f")] * len(samples)
         weights: list[array[float]] = [array("f")] * len(samples)
         bad = [f"gradient of {name}" for answer in answers for name in answer.bad]
+        bad += [f"operand: {why}" for answer in answers for why in answer.unreadable]
         loss, tally = 0.0, Tally()
         for micro in _micros(answers):
             loss += array("d", micro.loss)[0]

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from syncline.contract.compile.megatron import megatron_flags
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.sharding.pieces import Sharding
+from syncline.contract.trainer_rules import megatron_refusals
 
 
 def check_contract(contract: PrecisionContract) -> None:
-    """Raise `ValueError` naming the key of what this engine does not carry out, and why.
-
-    Flags are compiled first, so that what Megatron could not do either is said by its own name. Without Transformer
-    Engine megatron-core fails on FP8 flags and ignores FP4 flags in silence: both are refused here.
-    """
-    where, trainer = f"precision contract {contract.name!r}", contract.trainer
-    settings = megatron_flags(contract)
-    if contract.compute == "bf16" and (trainer.parameters, contract.rollout.wide) != ("bf16", "bf16"):
-        raise ValueError(f"{where}: compute 'bf16' needs trainer.parameters and rollout.wide 'bf16' too")
-    low = [flag for flag in settings.flags if flag.startswith(("--fp8", "--fp4"))]
-    if low:
-        here = "CUDA" if torch.cuda.is_available() else "CPU"
-        raise ValueError(
-            f"{where}: {' '.join(settings.flags)} need Transformer Engine, which this {here} process has not; "
-            "megatron-core would ignore FP4 flags without a word. trainer.engine 'torch' emulates the contract"
-        )
-    if contract.families:
-        raise ValueError(
-            f"{where}: families: the megatron engine has no fake quantization; trainer.engine 'torch' has"
-        )
-    if contract.compute == "bf16" and contract.adapter is not None:
-        raise ValueError(f"{where}: compute 'bf16' with an adapter is not offered: its products are FP32")
-    if trainer.adam_offload:
-        raise ValueError(f"{where}: trainer.adam_offload: the engine keeps Adam where the model is")
+    """Raise `ValueError` naming the key of what this engine does not carry out, and why."""
+    for key, message, hint in megatron_refusals(contract):
+        raise ValueError(f"precision contract {contract.name!r}: {key}: {message}; {hint}")
 
 
 def compute_dtype(contract: PrecisionContract) -> torch.dtype:
@@ -57,14 +36,18 @@ class Rounded:
         return value.to(torch.bfloat16) if self._narrow else value
 
     @contextmanager
-    def as_rollout(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Inside, the live `tensors` hold what rollout will hold of them, and afterwards exactly what they held."""
+    def as_rollout(self, tensors: Mapping[str, Tensor], low_bit: Container[str]) -> Iterator[None]:
+        """Inside, the live `tensors` hold what rollout will hold of them, and afterwards exactly what they held.
+
+        low_bit   names of those that are low-bit there: an artefact is made of the export as it is
+        """
         if self._narrow or self._contract.rollout.wide != "bf16":
             yield
             return
+        exact = low_bit if self._contract.convert.route == "artefact" else ()
         kept = {name: t.clone() for name, t in tensors.items()}
-        for t in tensors.values():
-            if t.is_floating_point():
+        for name, t in tensors.items():
+            if t.is_floating_point() and name not in exact:
                 t.copy_(t.to(torch.bfloat16))
         try:
             yield

@@ -125,7 +125,7 @@ class RankModel:
             return nothing(logits_BTV)
 
         replay = self._spec.trainer.router_replay and not as_rollout
-        with awake.rounded.as_rollout(awake.part.tensors) if as_rollout else nullcontext():
+        with awake.as_rollout() if as_rollout else nullcontext():
             run(
                 awake.model,
                 self._turns(samples),
@@ -156,6 +156,7 @@ class RankModel:
         passes = self._turns(samples)
         reference = self._reference_logprobs(passes)
         awake.routers.forget()
+        awake.quantised.begin()
         recorded = any(s.routes is not None for s in samples)
         micros: list[Micro] = []
         caught: list[Caught] = []
@@ -175,7 +176,14 @@ class RankModel:
         else:
             awake.masters.clear()
         said = self._said(micros, caught)
-        return Answer(micros=said.micros, caught=said.caught, bad=tuple(bad), held=self._held(awake))
+        return Answer(
+            micros=said.micros,
+            caught=said.caught,
+            bad=tuple(bad),
+            held=self._held(awake),
+            ran=awake.quantised.ran(),
+            unreadable=awake.quantised.unreadable(),
+        )
 
     def _take(
         self, turn: Turn, logits_BTV: Tensor, normaliser: Normaliser, reference: dict[int, Tensor]

@@ -20,9 +20,9 @@ from syncline.trainer.engines.megatron.rank_model import RankModel
 from syncline.trainer.engines.megatron.wire import Act, Answer, Build, Leave, Told
 
 KNOWN: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (ValueError, EngineAsleep, NonFiniteWeights, CannotReplay, BaseMoved)
+    kind.__name__: kind for kind in (EngineAsleep, NonFiniteWeights, CannotReplay, BaseMoved, ValueError)
 }
-"""Refusals that travel in an answer, and are raised again by rank 0."""
+"""Refusals that travel in an answer, and are raised again by rank 0; the first that fits."""
 
 
 def release() -> None:
@@ -112,7 +112,8 @@ class Seat:
                 try:
                     return self._engines[act.engine].do(act)
                 except tuple(KNOWN.values()) as error:
-                    return Answer(error=(type(error).__name__, str(error)))
+                    name = next(name for name, kind in KNOWN.items() if isinstance(error, kind))
+                    return Answer(error=(name, str(error)))
             case Leave():
                 return Answer()
 

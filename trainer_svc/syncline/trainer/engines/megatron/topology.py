@@ -7,6 +7,7 @@ import torch
 from syncline.contract.job import JobSpec
 from syncline.contract.sharding.grid import BadLayout, Grid
 from syncline.contract.sharding.layout import Dimensions, Layout
+from syncline.contract.trainer_rules import grid_of as rules_grid_of
 
 
 class RefusedTopology(ValueError):
@@ -15,10 +16,8 @@ class RefusedTopology(ValueError):
 
 def grid_of(spec: JobSpec) -> Grid:
     """The job's ranks. Raises `RefusedTopology` naming sizes that do not go together."""
-    p = spec.trainer.parallel
-    etp = p.etp if p.etp is not None else (p.tp if p.ep == 1 else 1)
     try:
-        return Grid(tp=p.tp, pp=p.pp, ep=p.ep, etp=etp, dp=p.dp)
+        return rules_grid_of(spec.trainer.parallel)
     except BadLayout as error:
         raise RefusedTopology(f"trainer.parallel: {error}") from None
 

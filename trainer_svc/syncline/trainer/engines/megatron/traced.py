@@ -17,20 +17,38 @@ _OPERANDS: dict[Component, str] = {
 
 
 def gemms(model: ModelFacts, answers: Sequence[Answer]) -> tuple[ComponentTrace, ...]:
-    """FProp, DGrad and WGrad: Megatron's wide GEMMs on the model's parameters, and on an adapter's."""
-    adapter = sum(is_adapter(name) for name in model.shapes)
+    """FProp, DGrad and WGrad: low-bit ones as they were metered, and Megatron's wide ones on all other parameters."""
     return tuple(
         ComponentTrace(
             component=component,
-            uses=tuple(_uses(component, model, len(model.shapes) - adapter, adapter)),
+            uses=(*_low_bit(component, model, answers), *_wide(component, model, answers)),
             bytes=_bytes(component, answers),
         )
         for component in _OPERANDS
     )
 
 
-def _uses(component: Component, model: ModelFacts, base: int, adapter: int) -> Iterator[Use]:
-    for family, tensors in (("", base), ("adapter", adapter)):
+def _low_bit(component: Component, model: ModelFacts, answers: Sequence[Answer]) -> Iterator[Use]:
+    """Each tensor counts once, however many ranks hold a part of it."""
+    seen: dict[tuple[str, str, str, str], set[str]] = {}
+    for ran in (ran for answer in answers for ran in answer.ran if ran.which == component):
+        seen.setdefault((ran.family, ran.operands, ran.kernel, ran.encoded), set()).add(ran.tensor)
+    for (family, operands, kernel, encoded), tensors in sorted(seen.items()):
+        yield Use(
+            family=family,
+            tensors=len(tensors),
+            encoded=encoded or ("X as it came" if component == "wgrad" else model.values),
+            operands=operands,
+            kernel=kernel,
+            persistent=model.values,
+            communicated=model.dtype if component == "fprop" else "",
+        )
+
+
+def _wide(component: Component, model: ModelFacts, answers: Sequence[Answer]) -> Iterator[Use]:
+    low = {ran.tensor for answer in answers for ran in answer.ran}
+    adapter = sum(is_adapter(name) for name in model.shapes)
+    for family, tensors in (("", len(model.shapes) - adapter - len(low)), ("adapter", adapter)):
         frozen = adapter and not family and component == "wgrad"
         if tensors and not frozen:
             yield Use(

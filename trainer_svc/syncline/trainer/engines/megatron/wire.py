@@ -111,6 +111,17 @@ class ModelFacts(msgspec.Struct, frozen=True):
         return Routing(*self.routed)
 
 
+class Ran(msgspec.Struct, frozen=True):
+    """One of the three GEMMs of one low-bit checkpoint tensor, as `numerics.operands.Ran` tells it."""
+
+    which: Literal["fprop", "dgrad", "wgrad"]
+    tensor: str
+    family: str
+    operands: str
+    kernel: str
+    encoded: str
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What one rank answers. `error`: class name and message of a refusal; everything else is then empty."""
 
@@ -122,7 +133,9 @@ class Answer(msgspec.Struct, frozen=True):
     export: RankExport | None = None
     files: dict[str, str] = {}
     model: ModelFacts | None = None
-    held: dict[str, int] = {}  # bytes of masters, moments, gradients, wide
+    held: dict[str, int] = {}  # bytes of masters, moments, gradients, wide, adapter
+    ran: tuple[Ran, ...] = ()
+    unreadable: tuple[str, ...] = ()  # operands that no format can hold
 
 
 def packed(samples: Sequence[Sample]) -> tuple[SampleWire, ...]:

@@ -1,0 +1,93 @@
+"""What a trainer engine does not carry out of a spec, told before a job begins. Pure, without torch or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from syncline.contract.compile import CannotCompile
+from syncline.contract.compile.megatron import megatron_flags
+from syncline.contract.job import JobSpec, Problem
+from syncline.contract.precision import PrecisionContract
+from syncline.contract.sharding.grid import BadLayout, Grid
+from syncline.contract.trainer_spec import ParallelSpec
+
+Refusal = tuple[str, str, str]
+"""The contract's key, what is wrong, and what would do."""
+
+
+def trainer_problems(spec: JobSpec, contract: PrecisionContract) -> Iterator[Problem]:
+    """What `spec.trainer` asks of its engine and the engine has not. Paths of contracts count from the contract."""
+    trainer = spec.trainer
+    if trainer.engine == "torch":
+        if trainer.parallel != ParallelSpec():
+            message = "has ranks, and the torch engine is one process"
+            yield Problem(path="trainer.parallel", message=message, hint="use trainer.engine = 'megatron'")
+        if trainer.recompute != "none":
+            message = f"{trainer.recompute!r}, and the torch engine keeps what its layers computed"
+            hint = "leave it out, or use trainer.engine = 'megatron'"
+            yield Problem(path="trainer.recompute", message=message, hint=hint)
+        return
+    try:
+        grid_of(trainer.parallel)
+    except BadLayout as error:
+        hint = "attention: tp x dp ranks per stage; experts: etp x ep of the same"
+        yield Problem(path="trainer.parallel", message=str(error), hint=hint)
+
+
+def grid_of(parallel: ParallelSpec) -> Grid:
+    """The ranks of a Megatron trainer. Raises `BadLayout` naming sizes that do not go together."""
+    p = parallel
+    etp = p.etp if p.etp is not None else (p.tp if p.ep == 1 else 1)
+    return Grid(tp=p.tp, pp=p.pp, ep=p.ep, etp=etp, dp=p.dp)
+
+
+def megatron_refusals(contract: PrecisionContract) -> Iterator[Refusal]:
+    """What the Megatron engine does not carry out of `contract`. Low-bit GEMMs are compiled to flags first, so that
+    what Megatron could not do either is said by its own name.
+    """
+    trainer, torch = contract.trainer, "trainer.engine 'torch' does"
+    if contract.compute == "bf16" and (trainer.parameters, contract.rollout.wide) != ("bf16", "bf16"):
+        yield "compute", "'bf16' needs trainer.parameters and rollout.wide 'bf16' too", "use 'bf16' for both"
+    if contract.compute == "bf16" and contract.adapter is not None:
+        yield "compute", "'bf16' with an adapter is not offered: its products are FP32", "use 'fp32'"
+    if trainer.adam_offload:
+        yield "trainer.adam_offload", "the engine keeps Adam where the model is", "set it to false"
+    if trainer.gather == "fp32" and trainer.parameters == "bf16":
+        yield "trainer.gather", "'fp32' with BF16 parameters: ranks send what the model holds", "use 'bf16'"
+    if trainer.gather == "fp8_block":
+        yield "trainer.gather", "'fp8_block': owners of masters send BF16 or FP32 values", torch
+    if contract.families and contract.convert.where == "trainer_rank":
+        yield (
+            "convert.place",
+            "'trainer_rank': the ranks export wide shards, and sync quantises",
+            "use 'sync'",
+        )
+    for i, family in enumerate(contract.families):
+        if family.weight.format == "nvfp4":
+            yield (
+                f"families.{i}.weight.format",
+                "'nvfp4': its outer scale is of a whole tensor, and a rank holds a part of it",
+                torch,
+            )
+    yield from _low_bit_gemms(contract)
+
+
+def _low_bit_gemms(contract: PrecisionContract) -> Iterator[Refusal]:
+    """Codes in a GEMM need Transformer Engine: without it megatron-core fails on FP8 flags, and ignores FP4 flags."""
+    trainer = contract.trainer
+    gemms = {"fprop": trainer.fprop, "dgrad": trainer.dgrad, "wgrad": trainer.wgrad}
+    kinds = {kind for gemm in gemms.values() for kind in (gemm.left, gemm.right)}
+    if "codes" not in kinds:
+        return
+    key = next(name for name, gemm in gemms.items() if "codes" in (gemm.left, gemm.right))
+    hint = "precision.variant 'qdq' fakes them in this engine; trainer.engine 'torch' emulates them"
+    try:
+        flags = " ".join(megatron_flags(contract).flags)
+    except CannotCompile as error:
+        yield error.key, str(error), hint
+        return
+    message = (
+        f"{flags} need Transformer Engine, whose layers the megatron engine does not build; megatron-core alone "
+        "would ignore FP4 flags without a word"
+    )
+    yield f"trainer.{key}", message, hint
