@@ -8,7 +8,7 @@ import pytest
 import true_weights
 from true_world import World, clock_of_histories
 
-from syncline.contract.streams import LOCK
+from syncline.contract.streams import JOB, LOCK, PINS
 from syncline.contract.version_path import VersionId
 from syncline.runtime.lease import LeaseLost
 from syncline.runtime.store import BlobStore
@@ -38,4 +38,27 @@ def test_a_sync_that_was_overtaken_deletes_nothing(redis_url: str, job: str, tmp
         world.control = None
         world.sync_turn()
         assert store.manifests() == held[1:], "the process that holds the lease retires it"
+        world.close()
+
+
+def test_a_version_that_an_evaluation_waits_for_is_kept_until_that_has_ended(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    models = true_weights.model_root(tmp_path / "models")
+    with clock_of_histories() as clock:
+        world = World(redis_url, job, tmp_path / "runs", models, clock, "disjoint")
+        store = BlobStore(world.run / "store")
+        world.mint(VersionId(0, 0), 0, canary=False, damaged=False)
+        world.sync_turn()
+        waiting = f"{job}e"
+        world.bus.hset(JOB.at(waiting), "state", "queued")
+        world.bus.hset(PINS.at(job), {waiting: "0.0", "unknown": "0.1"})
+        for number in range(1, 4):
+            world.mint(VersionId(0, number), number, canary=False, damaged=False)
+            world.sync_turn()
+        assert store.manifests() == [VersionId(0, 0), VersionId(0, 2), VersionId(0, 3)]
+        world.bus.hset(JOB.at(waiting), "state", "succeeded")
+        world.sync_turn()
+        assert store.manifests() == [VersionId(0, 2), VersionId(0, 3)]
+        assert world.bus.hgetall(PINS.at(job)) == {}
         world.close()

@@ -89,10 +89,10 @@ JUDGED = Key(
     name="judged",
     scope="global",
     kind="zset",
-    writers=("errands",),
+    writers=("scheduler", "errands"),
     readers=("errands",),
     ends="forever",
-    says="jobs with an HTTP judge, by when they last had something for it; a job's end removes it",
+    says="jobs with an HTTP judge, by when they began or last had something for it; a job's end removes it",
 )
 DEVICES = Key(
     name="devices",
@@ -306,6 +306,15 @@ DIAGNOSTICS = Key(
     readers=("gateway",),
     ends="with the job",
     says="`diagnosis.Diagnostics`, one per update; capped at 100,000",
+)
+PINS = Key(
+    name="pins",
+    scope="job",
+    kind="hash",
+    writers=("gateway", "sync"),
+    readers=("sync",),
+    ends="with the job",
+    says="evaluating job -> version that is kept in the store for it; removed once that job has ended",
 )
 GUEST = Key(
     name="guest",

@@ -19,7 +19,7 @@ from syncline.contract.version_path import VersionId
 from syncline.gateway.access import Here, TheJob, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
-from syncline.gateway.held_out import LATEST, check, version_of
+from syncline.gateway.held_out import LATEST, check, pin, version_of
 from syncline.gateway.jobs import Body
 from syncline.gateway.records import JobRecord
 from syncline.gateway.submission import judged, submit
@@ -126,6 +126,7 @@ def evaluate(record: TheJob, here: Here, body: Body) -> Response:
     spec = spec_of(record, asked)
     check(here, spec)
     made = submit(here.bus, judged(spec, here.settings), None)
+    pin(here.bus, spec, made.job)
     return reply(Evaluating(id=made.job, of=record.id, version=version_of(record, asked.version)), 201)
 
 

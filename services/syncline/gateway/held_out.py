@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from syncline.contract import evaluation_rules as rules
+from syncline.contract.events import TERMINAL_JOB_STATES
 from syncline.contract.job import JobSpec, Problem
 from syncline.contract.spec_text import SpecError
+from syncline.contract.streams import JOB, PINS
 from syncline.contract.version_path import VersionId
 from syncline.environments import environment, items
 from syncline.gateway.access import Gateway
 from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.records import JobRecord, find
+from syncline.runtime.bus import Bus
 from syncline.runtime.store import BlobStore
 
 LATEST = "latest"
@@ -34,6 +37,16 @@ def check(here: Gateway, spec: JobSpec) -> None:
     found = found or [*_overlap(spec, training)]
     if found:
         raise SpecError(found)
+
+
+def pin(bus: Bus, spec: JobSpec, job: str) -> None:
+    """Have the version kept until the evaluation `job` has ended, while its training job goes on."""
+    part = spec.evaluation
+    if spec.kind != "evaluate" or part is None or part.job is None or part.version is None:
+        return
+    state = bus.hget(JOB.at(part.job), "state")
+    if state is not None and state.decode() not in TERMINAL_JOB_STATES:
+        bus.hset(PINS.at(part.job), job, part.version)
 
 
 def version_of(record: JobRecord, wanted: str) -> VersionId:

@@ -90,6 +90,7 @@ def submit_job(
     spec = read_spec(body, request.headers.get("content-type", ""), here.settings)
     held_out.check(here, spec)
     made = submit(here.bus, spec, idempotency_key)
+    held_out.pin(here.bus, spec, made.job)
     record = find(here.bus, here.settings, made.job)
     if record is None:
         raise Refusal(409, "idempotency-key-taken", f"this key stands for job {made.job}, which is gone")

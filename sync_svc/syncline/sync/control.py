@@ -33,6 +33,7 @@ from syncline.sync.decide import held, step
 from syncline.sync.deltas import Deltas
 from syncline.sync.fleet import Fleet
 from syncline.sync.mail import Mail, acknowledged
+from syncline.sync.pins import pinned
 from syncline.sync.publish import Publisher, Unpublishable
 from syncline.sync.record import Records
 from syncline.transport.transport import NotOfferable, Offering
@@ -170,6 +171,7 @@ class Control:
         manifests = store.manifests()
         bases = {minted.base for _, minted in self._entries.values() if minted.base is not None}
         keep = set(manifests[-self._spec.retention.versions :]) | held(self.state) | bases
+        keep |= pinned(self._bus, self._job) & set(manifests)
         if keep == self._kept:
             return
         self._lease.renew()  # what is deleted is no transaction that the lease could guard
