@@ -140,7 +140,7 @@ class _Export:
                 "in checkpoints alone"
             )
         elif self._contract.families:
-            self._told.values = "BF16, bit for bit the version's tensors; trainer and rollout quantise them as the contract says"
+            self._told.values = "BF16, bit for bit the version's tensors; rollout quantises them as it loads"
         self._write_model(source, self._config(manifest), dtype)
 
     def _sglang(

@@ -31,7 +31,7 @@ class Masters:
 
     def __init__(self, path: Path, contract: PrecisionContract, models: Path, model: str) -> None:
         _check(path, contract)
-        self._file: Any = safe_open(path / WEIGHTS, "pt")
+        self._file = _opened(path / WEIGHTS)
         stored = set(self._file.keys())
         self._dtype = torch.bfloat16 if contract.trainer.parameters == "bf16" else torch.float32
         self._whole: tuple[str, Tensor] | None = None  # the tensor in memory that was read last
@@ -90,6 +90,11 @@ def _check(path: Path, contract: PrecisionContract) -> None:
     with (path / WEIGHTS).open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != saved.files.get(WEIGHTS):
             raise CannotExport(f"{path.name}: {WEIGHTS} is not the file that was saved")
+
+
+def _opened(path: Path) -> Any:
+    """The library's reader, of which nothing is typed."""
+    return safe_open(path, "pt")
 
 
 def _stored(owner: str, stored: set[str]) -> str:

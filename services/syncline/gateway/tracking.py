@@ -10,6 +10,7 @@ A tracker that fails is tried again, later each time, and the job never hears of
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -33,6 +34,7 @@ from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
 
 INTERVAL = 1.0
+LEAVING = 5.0  # seconds that trackers may take while the gateway ends
 AGAIN = (5.0, 30.0, 120.0)  # seconds until a tracker that failed is tried again; the last one for ever
 MOST = 12  # failures in succession after which it is given up
 _LOG = logging.getLogger(__name__)
@@ -91,11 +93,16 @@ class Trackers:
             return any(process.poll() is None for process in running)
 
     def stop(self) -> None:
-        """Tell all that the gateway goes; they end by themselves."""
+        """Tell all that the gateway goes, and give them `LEAVING` seconds; who needs longer ends by itself."""
         with self._lock:
-            for followed in self._followed.values():
-                if followed.process is not None and followed.process.stdin is not None:
-                    followed.process.stdin.close()
+            running = [f.process for f in self._followed.values() if f.process is not None]
+        for process in running:
+            if process.stdin is not None:
+                process.stdin.close()
+        until = time.monotonic() + LEAVING
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
 
     def _trackers(self, bus: Bus, job: str) -> tuple[Tracker, ...]:
         """What `job` wants, once it has begun: before that it has no folder."""
