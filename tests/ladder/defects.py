@@ -20,7 +20,7 @@ from syncline.contract.job import JobSpec
 from syncline.contract.precision import Gemm, PrecisionContract
 from syncline.contract.recipes import RECIPES
 from syncline.lab.ladder.records import Level
-from syncline.numerics import fp8_block, gemm, int4, linear, mxfp, nvfp4
+from syncline.numerics import blockwise, fp8_block, gemm, linear, mxfp, nvfp4
 from syncline.reference import packed
 from syncline.reference.model import TextCodec
 from syncline.rollout.engines import batching, rows, slots, weights
@@ -176,7 +176,9 @@ def _swapped_halves(
 
 
 CONVERSION = (
-    Defect("wrong scale group", 2, "int4_qat_w4a16", "tiny-moe", _around(int4, "block_amax", _wide_groups)),
+    Defect(
+        "wrong scale group", 2, "int4_qat_w4a16", "tiny-moe", _around(blockwise, "block_amax", _wide_groups)
+    ),
     Defect(
         "swapped nibbles", 2, "mxfp4_qat_w4a16", "tiny-moe", _result(mxfp, "encode_e2m1", _swapped_nibbles)
     ),
@@ -306,13 +308,13 @@ def _state_of(kind: str, change: Callable[[Tensor], Tensor]) -> Broken:
     return _around(slots.StateLayer, "place", placed)
 
 
-def _moved_keys(original: Callable[..., None], self: Any, to: Tensor, source: Any, index: Tensor) -> None:
-    """Keys and values one column early, as if the context were a token longer."""
+def _repeated_key(original: Callable[..., None], self: Any, to: Tensor, source: Any, index: Tensor) -> None:
+    """The context's last token stands where the one before it was, as if it had been written one column early."""
     original(self, to, source, index)
     end = self.geometry.column
     for buffer in self.buffers.values():
         for row in to.tolist():
-            buffer[row].narrow(-2, 0, end).copy_(buffer[row].narrow(-2, 0, end).roll(-1, -2))
+            buffer[row].select(-2, end - 2).copy_(buffer[row].select(-2, end - 1))
 
 
 REQUESTS = (
@@ -326,7 +328,7 @@ REQUESTS = (
     Defect(
         "recurrent state lost", 5, "lora_frozen_mxfp4", "tiny-kimi", _state_of("recurrent", torch.zeros_like)
     ),
-    Defect("context off by one", 5, "bf16", "tiny-dense", _around(slots.ColumnLayer, "place", _moved_keys)),
+    Defect("context off by one", 5, "bf16", "tiny-dense", _around(slots.ColumnLayer, "place", _repeated_key)),
     Defect(
         "routes recorded for another layer",
         5,
@@ -413,7 +415,9 @@ UPDATES = (
 # ---- 7: one training step ---------------------------------------------------------------------------------------
 def _original_weight(original: Callable[..., Tensor], g: Tensor, offsets: Tensor, weight: Any) -> Tensor:
     """DGrad through the masters where FProp read their codes."""
-    return original(g, offsets, weight._replace(how=weight.how._replace(dgrad=Gemm())))
+    return original(
+        g, offsets, dataclasses.replace(weight, how=dataclasses.replace(weight.how, dgrad=Gemm()))
+    )
 
 
 def _narrow_moments(original: Callable[..., float], self: Any, update: int) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.contract.token_path import Trajectory
 from syncline.lab.ladder.records import Check
 from syncline.lab.measure import flat
 
@@ -24,21 +23,17 @@ def apart_N(one: Scores, other: Scores) -> NDArray[np.float64]:
     return np.where(np.isfinite(found), found, np.inf)
 
 
-def gap(
-    name: str, one: Scores, other: Scores, records: Sequence[Trajectory], *, bound: float, source: str
-) -> Check:
-    """The mean |difference| of log-probs [S] per record; `where` names the token at which it is largest."""
+def gap(name: str, one: Scores, other: Scores, of: Sequence[str], *, bound: float, source: str) -> Check:
+    """The mean |difference| of log-probs [S] of each of `of`; `where` names the token at which it is largest."""
     apart = apart_N(one, other)
     found = float(apart.mean())
-    where = "" if found <= bound else _worst(apart, records)
+    where = "" if found <= bound else _worst(apart, of, [len(part) for part in one])
     return Check(name=name, found=found, bound=bound, source=source, unit="nats, mean", where=where)
 
 
-def _worst(apart: NDArray[np.float64], records: Sequence[Trajectory]) -> str:
+def _worst(apart: NDArray[np.float64], of: Sequence[str], lengths: Sequence[int]) -> str:
     at = int(apart.argmax())
-    owners = [(record.trajectory, token) for record in records for token in range(record.sampled)]
-    trajectory, token = owners[at]
+    owners = [(name, n) for name, length in zip(of, lengths, strict=True) for n in range(length)]
+    name, token = owners[at]
     share = float((apart > apart.max() / 10).mean())
-    return (
-        f"{trajectory} token {token}: {apart[at]:.3g}; {100 * share:.0f} % of tokens are within a tenth of it"
-    )
+    return f"{name} token {token}: {apart[at]:.3g}; {100 * share:.0f} % of tokens are within a tenth of it"

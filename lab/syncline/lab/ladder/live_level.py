@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 
 from syncline.contract.events import WorkItem
 from syncline.contract.token_path import trajectory_id
+from syncline.contract.version_path import VersionId
 from syncline.lab.activation import FAR, FLOOR, NEAR, Scores, prove
 from syncline.lab.ladder.apart import gap
 from syncline.lab.ladder.records import Check, same
 from syncline.lab.ladder.state_level import order_of
-from syncline.lab.ladder.subject import PROMPTS, SIZE, Subject, learn
+from syncline.lab.ladder.subject import PROMPTS, ROOM, Subject, learn
 from syncline.lab.pair import DRAIN, JOB, KEY, Pair
 from syncline.rollout.engine import Chunk, CommitPolicy
 from syncline.rollout.engines.reference import ReferenceEngine
@@ -106,7 +107,8 @@ def _in_flight(subject: Subject) -> Iterator[Check]:
     if pair.contract.adapter is not None:  # one trajectory, one adapter version: the contract drains
         return
     old = engine_of(pair)
-    for item in _items():
+    items = _items()
+    for item in items:
         pair.rollout.submit(pair.prompter.request(item, attempt=1))
     chunks = [chunk for _ in range(BEFORE) for chunk in pair.rollout.step()]
     learn(pair, subject.records)
@@ -116,8 +118,8 @@ def _in_flight(subject: Subject) -> Iterator[Check]:
     new = engine_of(pair)
     found: list[array[float]] = []
     wanted: list[tuple[float, ...]] = []
-    names = []
-    for item in _items():
+    names, versions = [], set[VersionId]()
+    for item in items:
         own = [chunk for chunk in chunks if chunk.trajectory == item.trajectory]
         tokens = (*pair.prompter.request(item, attempt=1).prompt, *(t for chunk in own for t in chunk.tokens))
         for chunk in own:
@@ -125,30 +127,29 @@ def _in_flight(subject: Subject) -> Iterator[Check]:
                 engine = new if chunk.version == pair.version else old
                 wanted.append(_score(engine, subject, tokens, own, chunk))
                 found.append(array("f", chunk.logprobs))
-                names.append(chunk.version)
+                names.append(f"{chunk.trajectory} from token {chunk.start} on, version {chunk.version},")
+                versions.add(chunk.version)
     bound, source = order_of(subject)
-    check = gap("each span is of the version that it names", found, wanted, (), bound=bound, source=source)
+    check = gap("each span is of the version that it names", found, wanted, names, bound=bound, source=source)
     yield check
-    both = {old.serving and old.serving[0], pair.version} <= set(names)
+    missing = {old.serving[0] if old.serving else None, pair.version} - versions
     yield same(
-        "the commit met running requests", [] if both else [f"versions {sorted(map(str, set(names)))}"], ""
+        "the commit met running requests", [f"no token of {v}" for v in missing], "both versions sampled"
     )
 
 
 def _items() -> list[WorkItem]:
-    groups = range(2 * PROMPTS, 3 * PROMPTS)
     return [
         WorkItem(
             job=JOB,
-            trajectory=trajectory_id(JOB, group, index),
+            trajectory=trajectory_id(JOB, group, 0),
             group=group,
-            index=index,
+            index=0,
             prompt=group,
             traceparent="",
             submitted_at=0.0,
         )
-        for group in groups
-        for index in range(SIZE)
+        for group in range(2 * PROMPTS, 2 * PROMPTS + ROOM)
     ]
 
 

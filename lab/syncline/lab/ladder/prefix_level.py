@@ -24,14 +24,14 @@ def checks(subject: Subject) -> Iterator[Check]:
     """Prompt ids, conventions, then the scores."""
     yield same("prompt ids", _ids(subject), "the model's tokenizer.json, read by `tokenizers`")
     yield same("conventions", _conventions(subject), "sampling.temperature of the job")
-    records, rollout = subject.records, [score.logprobs for score in subject.prefill("wide")]
+    names, rollout = subject.names, [score.logprobs for score in subject.prefill("wide")]
     matched = subject.trainer_alone(as_rollout=True)
-    yield gap("matched numerics", matched, rollout, records, bound=SUMS, source=SUMS_SOURCE)
+    yield gap("matched numerics", matched, rollout, names, bound=SUMS, source=SUMS_SOURCE)
     high = subject.contract.expected.high
     bound = SUMS if not subject.contract.families else FREE if high is None else high
     own = subject.trainer_alone(as_rollout=False)
     source = "expected.high of the contract"
-    yield gap("the trainer's own numerics", own, rollout, records, bound=bound, source=source)
+    yield gap("the trainer's own numerics", own, rollout, names, bound=bound, source=source)
 
 
 def _ids(subject: Subject) -> list[str]:

@@ -30,7 +30,7 @@ GROWTH = 3.0
 
 def checks(subject: Subject) -> Iterator[Check]:
     """Routes by layer, the trainer's batch, decode against prefill, and the gap along the context."""
-    records, kv = subject.records, subject.contract.rollout.kv_cache
+    records, names, kv = subject.records, subject.names, subject.contract.rollout.kv_cache
     wide, stored = subject.prefill("wide"), subject.prefill(kv)
     matched = subject.matched_routes()
     if matched is not None:
@@ -41,19 +41,19 @@ def checks(subject: Subject) -> Iterator[Check]:
     together = subject.pair.score_trainer(records, as_rollout=True)
     alone = subject.trainer_alone(as_rollout=True)
     name = "the trainer's batch against one at a time"
-    yield gap(name, together, alone, records, bound=order, source=order_source)
+    yield gap(name, together, alone, names, bound=order, source=order_source)
     prefilled = [score.logprobs for score in stored]
     if kv != "wide":
         yield gap(
             f"a context in {kv} against a wide one",
             prefilled,
             [score.logprobs for score in wide],
-            records,
+            names,
             bound=subject.contract.expected.high or float("inf"),
             source="expected.high of the contract",
         )
     decoded = behaviour(records)
-    yield gap("decode against prefill", decoded, prefilled, records, bound=order, source=order_source)
+    yield gap("decode against prefill", decoded, prefilled, names, bound=order, source=order_source)
     yield _growth(records, decoded, prefilled, order)
 
 

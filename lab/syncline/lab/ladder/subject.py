@@ -31,6 +31,8 @@ from syncline.trainer.engines.state import WEIGHTS
 from syncline.trainer.engines.torch import TorchEngine
 
 PROMPTS, SIZE, TOKENS = 4, 2, 16
+ROOM = 5
+"""Requests that run together: fewer than there are, so that some join others in mid-flight."""
 UNCLIPPED = 1e9
 """A norm that no gradient has: what reaches the optimizer is the gradient itself."""
 
@@ -71,6 +73,11 @@ class Subject:
     def records(self) -> list[Trajectory]:
         """The fixed prefixes: sampled once, by the version that serves."""
         return self.pair.sample(range(PROMPTS, 2 * PROMPTS), SIZE)
+
+    @property
+    def names(self) -> list[str]:
+        """The records' trajectory ids."""
+        return [record.trajectory for record in self.records]
 
     @property
     def manifest(self) -> VersionManifest:
@@ -165,7 +172,7 @@ def small(spec: JobSpec) -> JobSpec:
             "batch": spec.batch.model_copy(update={"groups": PROMPTS, "group_size": SIZE}),
             "loss": LossSpec(advantage="group_mean", normaliser="token_mean"),
             "optimizer": spec.optimizer.model_copy(update={"name": "adamw", "clip_norm": UNCLIPPED}),
-            "rollout": spec.rollout.model_copy(update={"engine": "reference", "max_running": PROMPTS * SIZE}),
+            "rollout": spec.rollout.model_copy(update={"engine": "reference", "max_running": ROOM}),
             "trainer": spec.trainer.model_copy(update={"engine": "torch"}),
         }
     )
