@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errands.backlog import Backlog, Response
-from syncline.errands.breaker import FIRST, LAST, Breaker
+from syncline.errands.breaker import AWAY, FIRST, LAST, Breaker
 from syncline.errands.judge_client import Mute, Said
 from syncline.errands.judge_verdicts import Verdicts, verdicts
 from syncline.errands.judge_wire import Asked, BadAnswer, Judged, question, read_answer, retry_after
@@ -194,7 +194,8 @@ def test_an_answer_between_failures_keeps_it_closed() -> None:
     assert breaker.state == "closed"
 
 
-def test_pauses_double_up_to_a_bound() -> None:
+@pytest.mark.parametrize(("away", "longest"), [(False, LAST), (True, AWAY)])
+def test_pauses_double_up_to_a_bound(away: bool, longest: float) -> None:
     breaker, now, pauses = opened(), 1.0, []
     for _ in range(10):
         due = breaker.due()
@@ -202,9 +203,9 @@ def test_pauses_double_up_to_a_bound() -> None:
         pauses.append(due - now)
         now = due
         assert breaker.begin()
-        fail(breaker, now, trial=True)
+        fail(breaker, now, trial=True, away=away)
     for n, pause in enumerate(pauses):
-        assert min(FIRST * 2**n, LAST) / 2 <= pause <= min(FIRST * 2**n, LAST)
+        assert min(FIRST * 2**n, longest) / 2 <= pause <= min(FIRST * 2**n, longest)
 
 
 @pytest.mark.parametrize(("away", "state"), [(True, "closed"), (False, "trial")])

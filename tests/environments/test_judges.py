@@ -207,7 +207,10 @@ def test_at_the_end_of_its_budget_a_response_is_unscored(
 
 
 def test_a_change_of_version_is_recorded_and_told(service: ErrandsService, serve: Serve, job: str) -> None:
-    judge = serve(lambda asked: rewards(asked, judge="v1" if len(judge.asked) == 1 else "v2"))
+    def play(asked: list[dict[str, Any]]) -> Reply:
+        return rewards(asked, judge="v1" if len(judge.asked) == 1 else "v2")
+
+    judge = serve(play)
     scored = scored_by(service, job, judge.url, ["abc"] * 6, batch=2, parallel=1)
     judges = {reward.judge.removeprefix(f"http {judge.url} ") for reward in scored.all_rewards()}
     assert judges == {"v1", "v2"}

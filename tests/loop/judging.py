@@ -90,11 +90,9 @@ def use(judge: SlowJudge, batch: int, store: Path, job: str) -> Use:
     for span in spans:
         change = 1 if span.name == PUBLISHED.name else -1
         edges.append((span.end_ns / 1e9, change, 0))
-    ended = {line["request"]: line["at"] for line in judge.lines("end")}
-    deaths = [died for died, _ in judge.down]
-    for line in judge.lines("begin"):
-        end = ended.get(line["request"]) or min((at for at in deaths if at >= line["at"]), default=math.inf)
-        edges += [(line["at"], 0, 1), (end, 0, -1)]
+    requests = ended(judge)
+    for begin, end in requests:
+        edges += [(begin, 0, 1), (end, 0, -1)]
     edges += [(moment, 0, 0) for down in judge.down for moment in down]
     edges.sort()
     answers = [(line["at"], len(line["rewards"])) for line in judge.lines("answer")]
@@ -106,21 +104,30 @@ def use(judge: SlowJudge, batch: int, store: Path, job: str) -> Use:
         room = min(judge.slots, math.ceil(waiting / batch))
         if until <= moment or any(died <= moment < up for died, up in judge.down) or until == math.inf:
             continue
-        span = until - moment
-        could += room * span
-        filled += min(busy, room) * span
-        seconds += span * bool(room)
+        lasts = until - moment
+        could += room * lasts
+        filled += min(busy, room) * lasts
+        seconds += lasts * bool(room)
         if room == judge.slots:
-            full += span
+            full += lasts
             judged += sum(n for at, n in answers if moment < at <= until)
-    return Use(filled / could, seconds, full, judged / full if full else 0.0, limit(judge, batch, ended))
-
-
-def limit(judge: SlowJudge, batch: int, ended: dict[float, float]) -> float:
-    """Responses that a judge with these failures can score in a second: full requests, all slots busy."""
-    took = [ended[line["request"]] - line["at"] for line in judge.lines("begin") if line["request"] in ended]
+    took = [end - begin for begin, end in requests if end < math.inf]
     good = len(judge.lines("answer")) / len(took)
-    return judge.slots * batch * good / (sum(took) / len(took))
+    limit = judge.slots * batch * good / (sum(took) / len(took))
+    return Use(filled / could, seconds, full, judged / full if full else 0.0, limit)
+
+
+def ended(judge: SlowJudge) -> list[tuple[float, float]]:
+    """When each request began and ended: answered or not, or with the judge; infinity: not yet."""
+    ends = {line["request"]: line["at"] for line in judge.lines("end")}
+    deaths = [died for died, _ in judge.down]
+    return [
+        (
+            line["at"],
+            ends.get(line["request"]) or min((d for d in deaths if d >= line["at"]), default=math.inf),
+        )
+        for line in judge.lines("begin")
+    ]
 
 
 def rewarded(store: Path, job: str) -> list[SpanRecord]:

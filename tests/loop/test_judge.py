@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from guarantees import check, segment_files
-from judging import SlowJudge, rewarded, use
+from judging import SlowJudge, Use, rewarded, use
 from slow_judge import poison
 from specs import spec
 from stack import Stack
@@ -30,8 +30,8 @@ def judges(tmp_path: Path) -> Iterator[Callable[[float, int], SlowJudge]]:
 
 def run(
     stack: Stack, judge: SlowJudge, updates: int, *, batch: int, groups: int, timeout: float, patience: float
-) -> None:
-    """A whole job under the judge, which dies once on the way."""
+) -> Use:
+    """A whole job under the judge, which dies once on the way. How the judge was used."""
     reward = {
         "source": "http",
         "url": judge.url,
@@ -57,7 +57,7 @@ def run(
     print(used, judge.down)  # noqa: T201 - with -s, the figures
     assert used.full > 5 * judge.seconds, used
     assert used.share >= 0.85, used
-    assert used.per_second >= 0.85 * used.limit, used
+    return used
 
 
 def no_score_is_invented(stack: Stack, job: str, judge: SlowJudge) -> None:
@@ -67,7 +67,7 @@ def no_score_is_invented(stack: Stack, job: str, judge: SlowJudge) -> None:
     names = [str(span.attributes["trajectory"]) for span in told]
     assert len(names) == len(set(names)), "a trajectory was rewarded twice"
     scored = {
-        n: s.attributes["reward"]
+        n: float(str(s.attributes["reward"]))
         for n, s in zip(names, told, strict=True)
         if s.attributes["state"] == "scored"
     }
@@ -81,9 +81,7 @@ def no_score_is_invented(stack: Stack, job: str, judge: SlowJudge) -> None:
         name = row.trajectory.trajectory
         assert row.reward is not None
         assert (row.reward.state, row.reward.value) == ("scored", scored[name])
-        assert (
-            given[name][scored[name]] == row.trajectory.text
-        )  # the attempt that was trained is the one judged
+        assert given[name][scored[name]] == row.trajectory.text  # the attempt that is trained
         assert row.reward.judge == f"http {judge.url} slow/1"
 
 
@@ -98,4 +96,5 @@ def test_a_judge_that_is_slow_fails_and_dies(stack: Stack, judges: Callable[[flo
 @pytest.mark.timeout(1500)
 def test_a_judge_that_takes_twenty_seconds(stack: Stack, judges: Callable[[float, int], SlowJudge]) -> None:
     """The whole of it: twenty seconds, one request in ten fails, one death."""
-    run(stack, judges(20.0, 8), 6, batch=2, groups=8, timeout=30.0, patience=700)
+    used = run(stack, judges(20.0, 8), 6, batch=2, groups=8, timeout=30.0, patience=700)
+    assert used.per_second >= 0.85 * used.limit, used  # in the short form one answer more or less is too much

@@ -15,7 +15,7 @@ import msgspec
 from syncline.contract import events as e
 from syncline.contract.job import JobSpec
 from syncline.contract.judging import JudgeStatus
-from syncline.contract.streams import DEAD, EVENTS, JOB, KEYS, SAMPLES
+from syncline.contract.streams import DEAD, EVENTS, JOB, JUDGED, KEYS, SAMPLES
 from syncline.runtime.bus import BadMessage, Entry, unpack
 from syncline.runtime.ledger import Ledger
 from syncline.scheduler import invariants, machine, observe
@@ -252,4 +252,6 @@ def begin(tools: Tools, job: str, spec: JobSpec) -> Job:
     watch = Watch(awaited=dict.fromkeys((*workers(spec), TRAINER), now))
     begun = Job(tools, job, spec, Saved(state=state, watch=watch))
     begun.write([phase(command) for command in commands if isinstance(command, machine.Order)])
+    if spec.reward.source == "http":  # who asks the judge is there before the first response
+        tools.bus.zadd(JUDGED.at(), {job: now})
     return begun

@@ -1,7 +1,8 @@
 """A circuit breaker: a judge that fails is not asked by everybody at once, over and over.
 
 closed   requests go out. `limit` failures in a row open it.
-open     none goes out until a pause is over; it begins at `FIRST` and doubles up to `LAST` with each failed trial
+open     none goes out until a pause is over; it begins at `FIRST` and doubles up to `LAST` with each failed trial, or
+         up to `AWAY` while there is nobody whom it could burden
 trial    one goes out. An answer closes the breaker, a failure opens it for longer. A judge that could not be reached
          counts as back once it has held the trial's connection for `SETTLED`: one that takes minutes to answer would
          otherwise stand idle for minutes after each restart.
@@ -14,8 +15,8 @@ from __future__ import annotations
 import random
 from typing import Literal
 
-FIRST, LAST = 0.5, 15.0  # seconds of an open breaker's first and longest pause
-SETTLED = 1.0  # seconds
+FIRST, LAST, AWAY = 0.5, 15.0, 1.0  # seconds of an open breaker's first and longest pauses
+SETTLED = 0.5  # seconds
 
 
 def spread(seconds: float) -> float:
@@ -53,13 +54,13 @@ class Breaker:
         self._row, self._pause, self.state = 0, FIRST, "closed"
 
     def failed(self, now: float, reason: str, *, away: bool, trial: bool) -> None:
-        """A request failed. `away`: the judge could not be reached, or broke the connection off."""
+        """A request failed. `away`: nobody was reached, or the connection broke."""
         if not self._row:
             self.since = now
         self._row += 1
         self.reason, self._away = reason, away
         if trial and self.state == "trial":
-            self._pause = min(2 * self._pause, LAST)
+            self._pause = min(2 * self._pause, AWAY if away else LAST)
         elif self.state != "closed" or self._row < self._limit:
             return
         self.state, self._until = "open", now + spread(self._pause)

@@ -137,7 +137,7 @@ class Judging:
         self._wake.set()
 
     def _back(self, task: asyncio.Task[None] | None) -> None:
-        if task is not None and self._asked.pop(task, None):
+        if task is not None and self._asked.pop(task, 0):
             self._wake.set()
 
     # ---- when ------------------------------------------------------------------------------------------------
