@@ -17,6 +17,7 @@ import time
 
 from syncline.contract import evaluation_rules as rules
 from syncline.contract.evaluation import Guest
+from syncline.contract.events import Wait
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import GROUP_ROLLOUT, GUEST, JOB, KEYS, WORK
 from syncline.contract.version_path import VersionId
@@ -41,7 +42,8 @@ class Visit:
 
     def __init__(self, tools: Tools, job: str, asked: Asked) -> None:
         spec, part = asked.spec, asked.part
-        self.asked, self.since, self.over = asked, time.monotonic(), False
+        self.asked, self.over = asked, False
+        self.since, self.began = time.monotonic(), time.time()
         self.ledger = Ledger(
             tools.bus,
             asked.job,
@@ -105,6 +107,16 @@ class Guests:
         if self._part is None or state.stage != "sample":
             return False
         return self._due(state) or (self._visit is not None and not self._visit.over)
+
+    def waits(self, state: State) -> list[Wait]:
+        """What a ready batch waits for."""
+        if self._visit is None or not self.holds(state):
+            return []
+        end = self._visit.began + self._spec.limits.batch_wait / 2
+        detail = f"version {self._visit.asked.manifest.version} on held-out prompts"
+        return [
+            Wait(name="evaluation", owner="rollout", since=self._visit.began, deadline=end, detail=detail)
+        ]
 
     def finish(self) -> None:
         """The job has ended, with its processes: what has no record by now is lost."""

@@ -166,6 +166,7 @@ class Job:
     def write(self, orders: Sequence[e.Phase] = ()) -> None:
         """Save memory, orders, and those fields of the job hash that have changed."""
         found = waits(self.spec, self.state, self._since, self.saved.watch.awaited)
+        found += self._guests.waits(self.state)
         found += judge_waits(self.spec, self._judge, time.time())
         fields = {
             "state": job_state(self.state),
