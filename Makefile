@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 SGLANG ?= .venv-sglang
 SPEC ?= examples/quickstart.toml
 TORCH ?= torch==2.13.0
+MEGATRON ?= megatron-core==0.16.1
 # where pip may also look for torch, for a CPU build that is ten times smaller: make run TORCH_FROM="--index-url ..."
 TORCH_FROM ?=
 
@@ -22,7 +23,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # most of what is installed is never imported
 export PIP_NO_COMPILE := 1
 
-.PHONY: run test test-megatron types lint bench chaos clean sglang-venv test-sglang
+.PHONY: run test set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -39,11 +40,14 @@ test: $(VENV)/.installed-dev lint types
 	$(PYTEST) $(addprefix --ignore=,$(TOGETHER)) || failed=$$?; \
 	exit $$failed
 
+## megatron-core, into the environment of the tests
+set-up-megatron: $(VENV)/.installed-megatron
+
 ## SGLang's own environment: 2.8 GB, apart from ours, since it pins other releases
 sglang-venv: $(SGLANG)/.installed
 
-## what needs a real SGLang server
-test-sglang: $(VENV)/.installed-dev $(SGLANG)/.installed
+## what needs a real SGLang server, and jobs that have both production engines
+test-sglang: $(VENV)/.installed-megatron $(SGLANG)/.installed
 	SYNCLINE_SGLANG=$(SGLANG)/bin/python $(BIN)/python -m pytest -q tests/sglang --durations=15
 
 types: $(VENV)/.installed-dev
@@ -70,8 +74,7 @@ chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/loop -k may_die
 
 ## the Megatron engine against megatron-core itself, on CPU: several ranks as processes
-test-megatron: $(VENV)/.installed-dev
-	@$(BIN)/python -m pip install -q -e ".[megatron]"
+test-megatron: $(VENV)/.installed-megatron
 	$(BIN)/python -m pytest -q tests/megatron --durations=15
 
 clean:
@@ -93,6 +96,11 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "set-up of the tests"
 	@$(BIN)/python -m pip install -q -e ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-megatron: $(VENV)/.installed-dev
+	@echo "set-up of $(MEGATRON)"
+	@$(BIN)/python -m pip install -q -e ".[megatron]" "$(MEGATRON)"
 	@touch $@
 
 SGLANG_NEEDS := rollout_svc/syncline/rollout/engines/sglang/requirements.txt
