@@ -44,9 +44,9 @@ def fold(
 
 
 def in_vain(drawn: Drawn, sequences: Sequences, batch: int) -> str | None:
-    """Why nothing more will come of the job's prompts; None: something may."""
+    """Why nothing more will come of the job's prompts; None: something may, or nobody asked for filtering."""
     most = sequences.prompts.give_up * batch
-    if drawn.barren < most:
+    if drawn.barren < most or sequences.prompts.zero_variance == "train":
         return None
     reasons: dict[str, int] = {}
     for tally in drawn.tallies:
