@@ -15,7 +15,7 @@ from syncline.contract.job import JobSpec
 from syncline.contract.spec_text import SpecError, parse_json, parse_toml
 from syncline.contract.streams import IDEMPOTENCY, JOB, JOBS, REQUESTS
 from syncline.environments.environment import validate
-from syncline.gateway import model_root, precision_plan
+from syncline.gateway import model_root, precision_plan, trainer_fit
 from syncline.gateway.errors import Refusal
 from syncline.gateway.tracking import missing_extras
 from syncline.runtime.bus import Bus, pack
@@ -83,6 +83,7 @@ def judged(spec: JobSpec, settings: Settings) -> JobSpec:
         *model_root.length_problems(settings.models, spec.model, spec.sampling),
         *precision_plan.problems(settings.models, spec),
         *precision_plan.machine_problems(settings.models, spec),
+        *trainer_fit.problems(settings.models, spec),
         *missing_extras(spec),
     ]
     if found:

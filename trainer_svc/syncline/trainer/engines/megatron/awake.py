@@ -15,6 +15,7 @@ from syncline.contract.precision import Adapter
 from syncline.contract.sharding.grid import Grid, Rank
 from syncline.contract.sharding.layout import dimensions
 from syncline.contract.sharding.pieces import Sharding
+from syncline.contract.trainer_rules import layout_of
 from syncline.reference.adapter import initial
 from syncline.reference.model import export_state, load_model
 from syncline.trainer.engines.frozen import BaseMoved
@@ -46,7 +47,7 @@ class Awake:
         self.shapes = {name: tuple(t.shape) for name, t in full.items()}
         dims = dimensions(loaded.folder.config.to_dict())
         topology.check(grid, dims)
-        self.layout = topology.layout_of(grid, dims)
+        self.layout = layout_of(grid, dims)
         self.sharding = Sharding(self.layout, self.shapes)
         self.sharding.check()
         self.settings = families.settings_of(loaded.folder.config)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.nn.functional as F
 
+from syncline.contract.trainer_rules import MEGATRON_MODELS
+
 Settings = dict[str, Any]
 
 
@@ -32,8 +34,8 @@ def settings_of(config: Any) -> Settings:
             return _latent(text) | _deepseek(text)
         case other:
             raise UnknownFamily(
-                f"model type {other!r}: the megatron engine builds llama, mistral, qwen2, qwen3, qwen3_moe and "
-                "deepseek_v3; trainer.engine 'torch' trains any causal LM"
+                f"model type {other!r}: the megatron engine builds {', '.join(MEGATRON_MODELS)}; trainer.engine "
+                "'torch' trains any causal LM"
             )
 
 
