@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from syncline.contract.events import WorkItem
@@ -271,7 +271,14 @@ class History:
 SEEN = {"versions": 0, "turns": 0, "retried": 0, "compared": 0}
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+# an example takes a second: one that fails is shown as it was found
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(plan=plans())
 def _histories(plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as root:
