@@ -16,7 +16,7 @@ class HeldOut(Feeder):
         drawn.pending += [Draw(watch.group + i, first + watch.group + i, 0) for i in range(groups)]
         watch.group += groups
 
-    def note(self, watch: Watch) -> None:
+    def note(self, watch: Watch, left: bool = False) -> None:
         """Nothing follows from outcomes."""
 
     def in_vain(self, watch: Watch) -> str | None:
