@@ -58,7 +58,8 @@ def score(server: Server) -> list[float]:
     """Log-probs of IDS[2:] by a prefill."""
     body: dict[str, Any] = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 0, "temperature": 1.0}}
     body |= {"return_logprob": True, "logprob_start_len": 0}
-    return [float(row[0]) for row in server.generate(body)["meta_info"]["input_token_logprobs"]][2:]
+    rows = server.generate(body)["meta_info"]["input_token_logprobs"]
+    return [float(row[0]) for row in rows[2:]]
 
 
 def served(root: Path, folder: Path, spec: JobSpec, models: Path) -> list[float]:
