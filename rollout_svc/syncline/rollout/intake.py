@@ -21,13 +21,17 @@ _PATIENCE = 1.0  # seconds that waiting items keep this worker from taking other
 
 
 class Held(msgspec.Struct, kw_only=True):
-    """A work item of this worker's. `begun`: the engine has it; else it waits for the ledger's `go`."""
+    """A work item of this worker's. `begun`: the engine has it; else it waits for the ledger's `go`.
+
+    version   that the ledger let it begin under
+    """
 
     work_id: str
     item: WorkItem
     attempt: int
     taken: float  # monotonic
     begun: float | None = None  # monotonic
+    version: VersionId | None = None
 
 
 class Intake:
@@ -35,10 +39,14 @@ class Intake:
 
     name    consumer name in the group
     idle    seconds after which a silent consumer's items are taken over
+    pinned  all of it is to be sampled under the one version that it began under
     """
 
-    def __init__(self, bus: Bus, ledger: Ledger, job: str, name: str, idle: float) -> None:
+    def __init__(
+        self, bus: Bus, ledger: Ledger, job: str, name: str, idle: float, pinned: bool = False
+    ) -> None:
         self._bus, self._ledger, self._job, self._name, self._idle = bus, ledger, job, name, idle
+        self._pinned = pinned
         self._key = WORK.at(job)
         self.held: dict[str, Held] = {}  # by trajectory
         self._asked = float("-inf")
@@ -86,10 +94,30 @@ class Intake:
             if answer == "fenced":
                 self.drop(held.item.trajectory)
             elif answer == "go":
-                held.begun = time.monotonic()
+                held.begun, held.version = time.monotonic(), version
                 self._submit(held, submit)
         if self.waiting:
             self._asked = time.monotonic()
+
+    def sampled(self, trajectory: str, oldest: VersionId) -> bool:
+        """Whether the item may be published, whose first token came under `oldest`.
+
+        That can be later than what it began under: an engine whose server died, or that was told to end a request
+        which had no token yet, begins it anew under the next version. The ledger is told, as it was at first. If it
+        does not agree, or the item is pinned, the next attempt begins. An older version is the ledger's to refuse.
+        """
+        held = self.held[trajectory]
+        if held.version is None or oldest <= held.version:
+            return True
+        if not self._pinned:
+            answer = self._ledger.begin(trajectory, held.attempt, self._name, oldest)
+            if answer != "wait":  # `fenced` is said again when it is published
+                held.version = oldest
+                return True
+        why = f"its first token came under {oldest}, and it began under {held.version}"
+        self.drop(trajectory)
+        self._retry(held.work_id, held.item, why)
+        return False
 
     def ask_now(self) -> None:
         """A version has come: what waited may begin."""

@@ -46,7 +46,10 @@ class Publisher:
         """Publish what has ended, and return its records."""
         if not closed:
             return []
-        ended = [self._record(session) for session in closed]
+        recorded = [self._record(session) for session in closed]
+        ended = [
+            (held, told) for held, told in recorded if self._intake.sampled(told.trajectory, told.oldest)
+        ]
         began = time.time()
         answers = self._ledger.publish_many([(told, held.work_id) for held, told in ended])
         errands = []

@@ -172,7 +172,7 @@ def parts_of(
 ) -> tuple[Intake, Publisher]:
     """What takes and publishes the work of `job`: this one, or an evaluation of so many `groups` that is its guest."""
     ledger = ledger_of(bus, spec, job, groups)
-    intake = Intake(bus, ledger, job, name, spec.limits.worker_idle)
+    intake = Intake(bus, ledger, job, name, spec.limits.worker_idle, pinned=groups is not None)
     publisher = Publisher(
         ledger,
         intake,

@@ -1,0 +1,89 @@
+"""A request that an engine had to begin anew before its first token: the ledger hears under which version it began."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from worker_world import World, world
+
+from syncline.contract.token_path import SamplingConvention, Trajectory
+from syncline.contract.version_path import VersionId
+from syncline.rollout.engine import Chunk
+from syncline.rollout.intake import Held, Intake
+from syncline.rollout.spans import fold, trajectory
+from syncline.runtime.ledger import StampMismatch
+
+
+def begun(w: World, pinned: bool = False) -> tuple[Intake, list[Held]]:
+    """An intake whose items have begun under version 0.3."""
+    w.submit(1)
+    intake = Intake(w.bus, w.ledger, w.job, "w0", 30.0, pinned)
+    intake.recover()
+    intake.take(16)
+    held: list[Held] = []
+    intake.begin(VersionId(0, 3), 16, held.append)
+    assert len(held) == 4
+    return intake, held
+
+
+def record(held: Held, oldest: VersionId) -> Trajectory:
+    """One token, sampled under `oldest`."""
+    chunk = Chunk(
+        trajectory=held.item.trajectory,
+        start=0,
+        tokens=(5,),
+        logprobs=(-1.0,),
+        version=oldest,
+        digest="d",
+        began=0.0,
+        ended=1.0,
+        finish="length",
+    )
+    return trajectory(
+        held.item,
+        held.attempt,
+        (1, 5),
+        fold([chunk], "w0"),
+        convention=SamplingConvention(),
+        contract="c",
+        text="",
+        traceparent="",
+        queued=0.0,
+    )
+
+
+def test_a_first_token_under_a_later_version_is_told_to_the_ledger(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    with world(redis_url, job, tmp_path) as w:
+        intake, (first, second, *_) = begun(w)
+        later = VersionId(0, 4)
+        with pytest.raises(StampMismatch, match=r"version 0\.4, the ledger let it begin under 0\.3"):
+            w.ledger.publish(record(first, later), first.work_id)
+        assert intake.sampled(first.item.trajectory, later)
+        assert w.ledger.publish(record(first, later), first.work_id) == "published"
+        entries = w.ledger.entries([first.item.trajectory, second.item.trajectory])
+        assert entries[first.item.trajectory].version == later
+        assert entries[second.item.trajectory].version == VersionId(0, 3)
+
+
+def test_a_first_token_under_an_older_version_stays_a_mismatch(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    with world(redis_url, job, tmp_path) as w:
+        intake, (first, *_) = begun(w)
+        older = VersionId(0, 2)
+        assert intake.sampled(first.item.trajectory, older)
+        with pytest.raises(StampMismatch, match=r"version 0\.2, the ledger let it begin under 0\.3"):
+            w.ledger.publish(record(first, older), first.work_id)
+
+
+def test_what_is_pinned_to_a_version_is_sampled_again(redis_url: str, job: str, tmp_path: Path) -> None:
+    with world(redis_url, job, tmp_path) as w:
+        intake, (first, *_) = begun(w, pinned=True)
+        assert intake.sampled(first.item.trajectory, VersionId(0, 3))
+        assert not intake.sampled(first.item.trajectory, VersionId(0, 4))
+        (again,) = intake.waiting
+        assert (again.item.trajectory, again.attempt) == (first.item.trajectory, first.attempt + 1)
+        assert w.ledger.publish(record(first, VersionId(0, 4)), first.work_id) == "fenced"
