@@ -12,7 +12,9 @@ from slow_judge import poison
 from specs import spec
 from stack import Stack
 
+from syncline.contract.token_path import PUBLISHED
 from syncline.runtime import segments
+from syncline.runtime.trace_store import spans_of
 
 
 @pytest.fixture
@@ -90,6 +92,28 @@ def no_score_is_invented(stack: Stack, job: str, judge: SlowJudge) -> None:
 def test_a_judge_that_is_slow_fails_and_dies(stack: Stack, judges: Callable[[float, int], SlowJudge]) -> None:
     """The short form: two seconds a request instead of twenty."""
     run(stack, judges(2.0, 4), 6, batch=2, groups=4, timeout=3.0, patience=120)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_judge_that_is_not_there_holds_a_batch_for_its_budget_and_no_longer(stack: Stack) -> None:
+    reward = {"source": "http", "url": "http://127.0.0.1:9/judge", "timeout": 2.0, "budget": 4.0, "batch": 4}
+    job = stack.submit(spec(reward=reward, schedule={"updates": 5}))
+    status = stack.wait(job, 150)
+    assert status["state"] == "failed"
+    assert "no scored trajectory" in status["reason"]
+    assert "not judged within reward.budget of 4 s" in status["reason"]
+    assert "ConnectError" in status["reason"]
+    store = stack.runs / "traces.sqlite"
+    told = {str(span.attributes["trajectory"]): span for span in rewarded(store, job)}
+    assert len(told) >= 3 * 16
+    assert {span.attributes["state"] for span in told.values()} == {"unscored"}
+    held = [
+        (told[str(span.attributes["trajectory"])].end_ns - span.end_ns) / 1e9
+        for span in spans_of(store, job=job, names=[PUBLISHED.name])
+        if span.attributes["trajectory"] in told
+    ]
+    assert 3.5 <= min(held) <= max(held) <= 8.0, (min(held), max(held))
 
 
 @pytest.mark.long

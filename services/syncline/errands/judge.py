@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from syncline.contract.job import JobSpec
 from syncline.contract.judging import JudgeStatus
-from syncline.contract.streams import JOB, JUDGED
+from syncline.contract.streams import JOB, JUDGED, JUDGING
 from syncline.environments.environment import Environment, Prompt, load
 from syncline.errands.backlog import Backlog, Response
 from syncline.errands.breaker import SETTLED, Breaker
@@ -44,6 +45,8 @@ class Judging:
         self._backlog = Backlog()
         self._breaker = Breaker(reward.breaker, time.monotonic())
         self._desk = Desk(context, spec, environment.prompt, self._backlog, f"http {self._client.name}")
+        # of their own: prompts are a user's code, and one that hangs must not hold the clock of the others
+        self._lookers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="prompts")
         self._asked: dict[asyncio.Task[None], int] = {}  # requests in flight -> responses in each
         self._quiet_until = 0.0  # as the judge asked for
         self._wake = asyncio.Event()
@@ -59,6 +62,7 @@ class Judging:
                     task.cancel()
         except ExceptionGroup as group:
             raise group.exceptions[0] from group  # of those that failed, the first tells the story
+        self._lookers.shutdown(wait=False, cancel_futures=True)
         await self._client.close()
 
     async def _send_out(self, tasks: asyncio.TaskGroup) -> None:
@@ -68,7 +72,8 @@ class Judging:
             now = time.monotonic()
             late = self._backlog.tick(now)
             if late:
-                await asyncio.to_thread(self._desk.out_of_time, late)
+                away = "" if self._breaker.state == "closed" else self._breaker.reason
+                await asyncio.to_thread(self._desk.out_of_time, late, away)
             while self._room(now) and (batch := self._backlog.take(self._reward.batch)):
                 task = tasks.create_task(self._ask(batch, self._breaker.begin()))
                 self._asked[task] = len(batch)
@@ -92,7 +97,8 @@ class Judging:
     # ---- one request -----------------------------------------------------------------------------------------
     async def _ask(self, batch: list[Response], trial: bool) -> None:
         """Ask about some responses; each of them is rewarded afterwards, or waits to be asked again."""
-        found = await asyncio.to_thread(self._desk.look_up, batch)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._lookers, self._desk.look_up, batch)
         self._backlog.end(found.gone)
         self._backlog.end(response for response, _ in found.failed)
         await asyncio.to_thread(self._desk.fail, found.failed)
@@ -181,6 +187,7 @@ def main(context: ServiceContext) -> None:
         serve(context, JobSpec.model_validate_json(raw))
     if not context.stop_requested():
         context.bus.zrem(JUDGED.at(), context.job)
+        context.bus.delete(JUDGING.at(context.job))  # errands that came after the job's end
 
 
 def serve(context: ServiceContext, spec: JobSpec) -> None:

@@ -165,11 +165,12 @@ class Desk:
                 time.time(),
             )
 
-    def out_of_time(self, late: Iterable[Response]) -> None:
-        """The budget of these is used up."""
+    def out_of_time(self, late: Iterable[Response], away: str) -> None:
+        """The budget of these is used up. `away`: why the judge does not answer; "" if it does."""
         for response in late:
             asked = f"{response.requests} requests" if response.requests else "its turn did not come"
-            last = f", the last: {response.reason}" if response.reason else ""
+            why = response.reason or away
+            last = f", the last: {why}" if response.reason else f": {why}" if why else ""
             reason = f"not judged within reward.budget of {self._budget:g} s: {asked}{last}"
             self.settle([(response, Judged(None, reason))], "", time.time(), 0.0)
 
