@@ -88,6 +88,12 @@ def test_fake_quantised_weights_score_and_step_as_the_torch_engines(
 @pytest.mark.parametrize("variant", ["plain", "forward_qdq", "qdq"])
 def test_activations_are_fake_quantised_too(topology: str, variant: str, tmp_path: Path) -> None:
     """Rounding decides on last bits, and the engines add up in another order, so a few codes differ by one step."""
+    if (topology, variant) == ("tp2", "qdq"):
+        with pytest.raises(
+            ValueError, match=r"k_proj.weight: .* holds rows 0 to 16 of 32, which cuts a block of 32"
+        ):
+            pair(tmp_path, topology, {"recipe": "mxfp8", "variant": variant})
+        return
     one, two = pair(tmp_path, topology, {"recipe": "mxfp8", "variant": variant})
     wide = TorchEngine(spec_of("tiny-moe"), MODELS, tmp_path / "w")
     wide.wake()
