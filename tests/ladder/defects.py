@@ -6,6 +6,7 @@ A defect has the level at which it must be found: not later, and with every earl
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -71,7 +72,9 @@ def _contract(**changes: Any) -> Callable[[JobSpec], JobSpec]:
     def asked(spec: JobSpec) -> JobSpec:
         assert spec.precision.recipe is not None
         changed = msgspec.structs.replace(RECIPES[spec.precision.recipe], **changes)
-        precision = spec.precision.model_copy(update={"recipe": None, "custom": msgspec.to_builtins(changed)})
+        precision = spec.precision.model_copy(
+            update={"recipe": None, "custom": json.loads(msgspec.json.encode(changed))}
+        )
         return spec.model_copy(update={"precision": precision})
 
     return asked

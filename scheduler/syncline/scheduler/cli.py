@@ -20,6 +20,7 @@ from syncline.scheduler import (
     cli_precision,
     cli_stack,
     cli_study,
+    cli_validate,
 )
 from syncline.scheduler.cli_session import BAD_INPUT, FAILURE, INTERRUPTED, Failure, NothingUp, note
 
@@ -61,6 +62,7 @@ for command in (
     cli_export.export,
     cli_precision.precision,
     cli_study.study,
+    cli_validate.validate,
 ):
     app.command(name=command.__name__.removesuffix("_jobs"))(command)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from syncline.contract.schemes import Format, Scheme
 from syncline.lab.ladder.records import Check
@@ -74,11 +74,13 @@ def _input(stack: Stack) -> tuple[Tensor, Tensor]:
 
 def _rollout(active: Weights, owner: str, stack: Stack, x_SK: Tensor, offsets: Tensor) -> Tensor:
     """What the engine's own module computes."""
-    module: nn.Module = active.model.get_submodule(owner.rpartition(".")[0])
+    module = active.model.get_submodule(owner.rpartition(".")[0])
     with torch.inference_mode():
-        y_SN: Tensor = module(x_SK) if isinstance(module, PackedLinear) else stack(x_SK, offsets)
-    if isinstance(module, PackedLinear) and module.bias is not None:
-        y_SN = y_SN - module.bias
+        if isinstance(module, PackedLinear):
+            bias = 0 if module.bias is None else module.bias
+            y_SN: Tensor = module(x_SK) - bias
+        else:
+            y_SN = stack(x_SK, offsets)
     return y_SN.double()
 
 

@@ -7,6 +7,7 @@ Sources: OCP Microscaling 1.0 (E4M3, E2M1, E8M0), NVIDIA's NVFP4, DeepSeek-V3's 
 from __future__ import annotations
 
 from math import ceil, frexp
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +33,17 @@ def encoded(x: Floats, scheme: Scheme, amax: float | None = None) -> dict[str, b
         x = np.pad(x, ((0, 0), (0, -k % scheme.columns)))
     match scheme.format:
         case "fp8_block":
-            codes, scale = _blocks(x, scheme)
-            return {"codes": codes.tobytes(), "scale": scale.tobytes()}
+            return _named(*_blocks(x, scheme))
         case "int4":
-            codes, scale = _groups(x, scheme)
-            shape = np.array([n, k], np.int64)
-            return {"codes": codes.tobytes(), "scale": scale.tobytes(), "shape": shape.tobytes()}
+            return _named(*_groups(x, scheme)) | {"shape": np.array([n, k], np.int64).tobytes()}
         case "mxfp8" | "mxfp4":
-            codes, bytes_ = _microscaled(x, scheme)
-            return {"codes": codes.tobytes(), "scale": bytes_.tobytes()}
+            return _named(*_microscaled(x, scheme))
         case "nvfp4":
             return _two_level(x, scheme, amax)
+
+
+def _named(codes: NDArray[Any], scale: NDArray[Any]) -> dict[str, bytes]:
+    return {"codes": codes.tobytes(), "scale": scale.tobytes()}
 
 
 def _blocks(x: Floats, scheme: Scheme) -> tuple[NDArray[np.uint8], Floats]:
@@ -86,8 +87,8 @@ def _groups(x: Floats, scheme: Scheme) -> tuple[NDArray[np.int32], Floats]:
         codes[:, columns] = np.clip(np.rint(x[:, columns] / scale[:, group, None]), least, 7)
     nibbles = np.zeros((n, ceil(k / 8) * 8), np.int64)
     nibbles[:, :k] = codes + 8
-    words = (nibbles.reshape(n, -1, 8) << (4 * np.arange(8))).sum(-1)
-    return words.astype(np.uint32).view(np.int32), scale
+    words = (nibbles.reshape(n, -1, 8) << (4 * np.arange(8))).sum(-1).astype(np.uint32)
+    return words.view(np.int32), scale
 
 
 def _microscaled(x: Floats, scheme: Scheme) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -150,10 +151,11 @@ def nearest(x: NDArray[np.floating], values: list[float], sign: int) -> NDArray[
     low, high = size - table[above - 1], table[above] - size
     up = (high < low) | ((high == low) & (above % 2 == 0))
     codes = np.where(up, above, above - 1)
-    return (codes | (np.signbit(x).astype(np.int64) << sign)).astype(np.uint8)
+    signed: NDArray[np.uint8] = (codes | (np.signbit(x).astype(np.int64) << sign)).astype(np.uint8)
+    return signed
 
 
 def _pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Two 4-bit codes in a byte, the first in the low nibble."""
-    packed: NDArray[np.uint8] = codes[:, 0::2] | (codes[:, 1::2] << 4)
+    packed: NDArray[np.uint8] = (codes[:, 0::2] | (codes[:, 1::2] << 4)).astype(np.uint8)
     return packed

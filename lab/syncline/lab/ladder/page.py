@@ -1,0 +1,91 @@
+"""A climb as text for people and as one HTML file that needs nothing else. Pure."""
+
+from __future__ import annotations
+
+from html import escape
+
+from syncline.lab.ladder.records import TITLES, Check, Report, Result
+
+STYLE = """
+:root { --ink:#1d2530; --soft:#5b6675; --line:#dfe4ea; --page:#f6f7f9; --card:#fff; --good:#2b8a3e; --bad:#c92a2a; }
+@media (prefers-color-scheme: dark) { :root { --ink:#e6eaef; --soft:#9aa5b3; --line:#313945; --page:#14181e;
+  --card:#1c222a; --good:#69db7c; --bad:#ff8787; } }
+body { margin:0; background:var(--page); color:var(--ink); font:15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; }
+main { max-width:1080px; margin:0 auto; padding:20px; }
+section { background:var(--card); border:1px solid var(--line); border-radius:10px; padding:14px 18px; margin:14px 0; }
+table { border-collapse:collapse; width:100%; } td, th { text-align:left; padding:3px 12px 3px 0; vertical-align:top; }
+td.n { font-variant-numeric:tabular-nums; white-space:nowrap; } .soft { color:var(--soft); }
+.good { color:var(--good); } .bad { color:var(--bad); font-weight:600; }
+"""
+
+
+HEAD = "<tr><th></th><th>check</th><th>found</th><th>at most</th><th></th><th>bound from</th></tr>"
+
+
+def line(result: Result) -> str:
+    """One level on one line, as it ends."""
+    word = "holds" if result.holds else "FAILS"
+    return f"{result.level}  {TITLES[result.level][0]:26} {word}  {len(result.checks):2} checks  {result.seconds:.1f} s"
+
+
+def text(report: Report) -> str:
+    """What failed and what to look at; one line if nothing did."""
+    if report.failed_at is None:
+        levels = ", ".join(str(result.level) for result in report.results)
+        return f"{report.recipe} on {report.model}: levels {levels} hold\n"
+    out = []
+    for result in report.results:
+        if not result.holds:
+            out.append(f"level {result.level} fails: {TITLES[result.level][1]}")
+            out += [f"  {result.broke}"] if result.broke else []
+            out += [f"  {words(check)}" for check in result.failed]
+    if report.diagnosis is not None:
+        said = report.diagnosis
+        out += [f"symptom   {said.symptom}", f"cause     {said.cause}", f"look at   {said.check_next}"]
+    return "\n".join(out) + "\n"
+
+
+def words(check: Check) -> str:
+    """A check with its figures."""
+    where = f", at {check.where}" if check.where else ""
+    return f"{check.name}: {check.found:.3g} {check.unit}, at most {check.bound:.3g} ({check.source}){where}"
+
+
+def page(report: Report) -> str:
+    """The whole climb as HTML."""
+    title = f"Validation of {report.recipe} on {report.model}"
+    said = report.diagnosis
+    verdict = (
+        '<p class="good">Every level that was climbed holds.</p>'
+        if said is None
+        else f'<p class="bad">Level {report.failed_at} fails.</p><p>{escape(said.symptom)}. Likely: '
+        f"{escape(said.cause)}. Look at: {escape(said.check_next)}.</p>"
+    )
+    sections = "".join(_section(result) for result in report.results)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body><main><h1>{escape(title)}</h1>"
+        f'<p class="soft">contract {escape(report.contract[:12])}, seed {report.seed}</p>{verdict}{sections}'
+        "</main></body></html>\n"
+    )
+
+
+def _section(result: Result) -> str:
+    name, localizes = TITLES[result.level]
+    word = '<span class="good">holds</span>' if result.holds else '<span class="bad">fails</span>'
+    broke = f'<p class="bad">{escape(result.broke)}</p>' if result.broke else ""
+    rows = "".join(
+        f'<tr><td class="{"good" if c.holds else "bad"}">{"holds" if c.holds else "fails"}</td>'
+        f'<td>{escape(c.name)}<br><span class="soft">{escape(c.where)}</span></td>'
+        f'<td class="n">{c.found:.3g}</td><td class="n">{c.bound:.3g}</td><td>{escape(c.unit)}</td>'
+        f'<td class="soft">{escape(c.source)}</td></tr>'
+        for c in result.checks
+    )
+    table = (
+        f"<table>{HEAD}{rows}</table>" if rows else '<p class="soft">Nothing in this recipe to compare.</p>'
+    )
+    return (
+        f"<section><h2>{result.level}. {escape(name)}: {word}</h2>"
+        f'<p class="soft">A failure here localizes {escape(localizes)}. {result.seconds:.1f} s</p>'
+        f"{broke}{table}</section>"
+    )

@@ -1,0 +1,77 @@
+"""`python -m syncline.lab.validate`: climb the validation ladder with one job spec. `syncline validate` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from syncline.contract.job import JobSpec
+from syncline.lab.ladder.climb import LEVELS, climb
+from syncline.lab.ladder.page import line, page, text
+from syncline.lab.ladder.records import Level, Result
+from syncline.lab.pair import one_thread
+from syncline.runtime.durable import write_whole
+
+
+def levels_of(given: str) -> tuple[Level, ...]:
+    """`1-5` or `1,2,6`. Raises `argparse.ArgumentTypeError` naming what is wrong."""
+    found: set[int] = set()
+    for part in given.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{part!r} is no level; write them as 1-5 or 1,2,6")
+        found |= set(range(int(first), int(last or first) + 1))
+    unknown = sorted(found - LEVELS.keys())
+    if unknown or not found:
+        raise argparse.ArgumentTypeError(
+            f"there is no level {unknown[:1] or given}; there are 1 to {max(LEVELS)}"
+        )
+    return cast(tuple[Level, ...], tuple(sorted(found)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 every level holds, 1 one fails, 2 wrong input (argparse), 130 interrupted.
+
+    The spec comes as JSON on standard input. Levels are told on stderr as they end, the finding on stdout.
+    """
+    parser = argparse.ArgumentParser(prog="syncline validate")
+    parser.add_argument("--models", type=Path, required=True, help="model root")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of validation.json and validation.html"
+    )
+    parser.add_argument("--levels", type=levels_of, default=tuple(LEVELS), metavar="1-7")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    args = parser.parse_args(arguments)
+    spec = JobSpec.model_validate_json(sys.stdin.read())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
+    one_thread()
+    try:
+        with tempfile.TemporaryDirectory(prefix="syncline-validate-") as scratch:
+            report = climb(spec, args.models, Path(scratch), args.levels, _tell)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    args.out.mkdir(parents=True, exist_ok=True)
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    write_whole(args.out / "validation.json", encoded)
+    write_whole(args.out / "validation.html", page(report).encode())
+    sys.stdout.write(encoded.decode() + "\n" if args.json else text(report))
+    if not args.json:
+        sys.stdout.write(f"figures: {args.out / 'validation.html'}\n")
+    return 0 if report.failed_at is None else 1
+
+
+def _tell(result: Result) -> None:
+    sys.stderr.write(line(result) + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
