@@ -112,11 +112,10 @@ def test_what_does_not_count_is_told_and_is_not_wrong(redis_url: str, job: str) 
         assert ledger.begin(item.trajectory, attempt, "w0", PINNED) == "go"
         told = msgspec.structs.replace(record(item, *spans), attempt=attempt)
         assert ledger.publish(told, entry.id) == "published"
-        state = "unscored" if value is None else "scored"
-        reason = "timeout" if value is None else ""
-        assert ledger.reward(
-            Reward(trajectory=item.trajectory, attempt=attempt, state=state, value=value, reason=reason)
-        )
+        reward = Reward(trajectory=item.trajectory, attempt=attempt, state="scored", value=value)
+        if value is None:
+            reward = msgspec.structs.replace(reward, state="unscored", reason="timeout")
+        assert ledger.reward(reward)
     samples = [
         sample_of(bus, job, group, entry, MANIFEST)
         for group in range(3)
