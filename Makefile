@@ -20,8 +20,9 @@ export HOME OMP_NUM_THREADS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
-# most of what is installed is never imported
+# most of what is installed is never imported: the first process that imports a file compiles it for those after it
 export PIP_NO_COMPILE := 1
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang
 
@@ -48,7 +49,7 @@ sglang-venv: $(SGLANG)/.installed
 
 ## what needs a real SGLang server, and jobs that have both production engines
 test-sglang: $(VENV)/.installed-megatron $(SGLANG)/.installed
-	SYNCLINE_SGLANG=$(SGLANG)/bin/python $(BIN)/python -m pytest -q tests/sglang --durations=15
+	SYNCLINE_SGLANG=$(SGLANG)/bin/python $(BIN)/python -m pytest -q tests/sglang -m "not long" --durations=15
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy services rollout_svc trainer_svc sync_svc scheduler lab

@@ -1,4 +1,7 @@
-"""Whole jobs over REST with SGLang as rollout: recorded versions are true, and the server may die."""
+"""Whole jobs over REST with SGLang as rollout and the torch trainer: recorded versions are true, and the server may die.
+
+`test_with_megatron` shows the same in fewer jobs, and is what runs each time.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from specs import spec
 from stack import Stack
 from truth import every_span_is_true
 
+pytestmark = pytest.mark.long
 UPDATES = 10
 
 
