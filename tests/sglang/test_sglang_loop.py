@@ -1,4 +1,4 @@
-"""Whole jobs over REST with SGLang as rollout and the torch trainer: recorded versions are true, and the server may die.
+"""Whole jobs over REST, SGLang with the torch trainer: recorded versions are true, and the server may die.
 
 `test_with_megatron` shows the same in fewer jobs, and is what runs each time.
 """
