@@ -249,7 +249,7 @@ def test_an_altered_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_version_that_is_retired_meanwhile_is_exported_all_the_same(tmp_path: Path) -> None:
     job = TrainedJob(tmp_path, updates=1)
-    retired = []
+    retired: list[int] = []
 
     def progress(done: int, total: int) -> None:
         if not retired:

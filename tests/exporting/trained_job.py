@@ -123,7 +123,8 @@ def _samples(number: int) -> list[Sample]:
 
 def load(folder: Path) -> Any:
     """The export as a stranger loads it, in FP32 arithmetic."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
 
 
 @torch.no_grad()

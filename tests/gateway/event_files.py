@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 BLOCK = 32768  # bytes of a block of a LevelDB log, which a run file is
 Points = dict[tuple[str, int], float]
@@ -40,7 +40,7 @@ def _records(raw: bytes) -> Iterator[bytes]:
 
 
 def _masked(data: bytes) -> int:
-    found = crc32c(data)
+    found = int(crc32c(data))
     return (((found >> 15) | (found << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -153,6 +153,24 @@ def test_a_failed_export_says_why_and_may_be_asked_for_again(real: Server) -> No
     ready(real, f"{path}/0.1-hf")
 
 
+def test_an_export_whose_process_died_is_told_and_made_anew(real: Server) -> None:
+    """What a killed gateway and its process leave: the request, a part, links to blobs."""
+    job = job_with_versions(real)
+    path, place = f"/v1/jobs/{job}/exports", real.settings.job_dir(job) / "exports"
+    (place / ".0.1-hf.part").mkdir(parents=True)
+    (place / ".0.1-hf.part" / "model.safetensors").write_bytes(b"half")
+    (place / ".0.1-hf.pin" / "blobs").mkdir(parents=True)
+    (place / "0.1-hf.lock").write_bytes(b"")
+    (place / "0.1-hf.request.json").write_bytes(b"{}")
+    told = real.http.get(f"{path}/0.1-hf").json()
+    assert told["state"] == "interrupted"
+    assert "logs/export.log" in told["reason"]
+    assert real.http.post(path, json={"format": "hf"}).json()["state"] == "running"
+    record = ready(real, f"{path}/0.1-hf")["record"]
+    assert {file["name"] for file in record["files"]} >= {"model.safetensors", "README.md"}
+    assert not list(place.glob(".0.1-hf.*"))
+
+
 def test_fetching_goes_on_where_it_broke_off(server: Server, tmp_path: Path) -> None:
     job = server.submit()
     path = f"/v1/jobs/{job}/exports/{write_export(server.settings.job_dir(job))}"

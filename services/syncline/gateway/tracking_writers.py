@@ -74,8 +74,6 @@ class Wandb:
     """The run whose id is the job's: a tracker that starts again goes on with it."""
 
     def __init__(self, spec: JobSpec, job: str, folder: Path) -> None:
-        import wandb
-
         told = spec.tracking.wandb
         assert told is not None
         offline = told.mode == "offline" or os.environ.get("WANDB_MODE") in ("offline", "disabled")
@@ -83,6 +81,8 @@ class Wandb:
             raise ValueError(
                 f"{KEY} is not set in the gateway's environment; or say tracking.wandb.mode = 'offline'"
             )
+        import wandb  # takes seconds
+
         self._run: Any = wandb.init(
             project=told.project,
             entity=told.entity,
