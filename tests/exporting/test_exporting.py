@@ -147,6 +147,18 @@ def test_a_checkpoint_gives_the_bytes_of_its_version(dense: TrainedJob) -> None:
     assert "not signed" in (other / "README.md").read_text()
 
 
+@pytest.mark.parametrize(("model", "recipe"), [("tiny-dense", "fp32"), ("tiny-glm", "glm52")])
+def test_wide_weights_that_no_version_holds_are_in_the_checkpoint(
+    tmp_path: Path, model: str, recipe: str
+) -> None:
+    """FP32 masters, or the BF16 weights under codes that rollout alone multiplies: as the trainer scores them."""
+    job = TrainedJob(tmp_path, updates=1, model=model, precision={"recipe": recipe})
+    assert logprobs(load(made(job, 1, "hf", "checkpoint"))) == job.score(1)
+    if recipe == "glm52":
+        with pytest.raises(CannotExport, match="use --from checkpoint"):
+            origin_of(held(job.folder), job.contract, VersionId(0, 1), "hf", None)
+
+
 def test_a_checkpoint_of_experts_gives_the_bytes_of_its_version(tmp_path: Path) -> None:
     job = TrainedJob(tmp_path, updates=1, model="tiny-moe")
     one, other = made(job, 1, "hf"), made(job, 1, "hf", "checkpoint")

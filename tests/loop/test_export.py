@@ -87,7 +87,7 @@ def plain(folder: Path, ids: list[int] = IDS, first: int = FIRST) -> list[float]
     """By plain transformers, from the folder alone."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    logits_TV = model(torch.tensor([ids[:-1]])).logits[0]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    logits_TV = model.eval()(torch.tensor([ids[:-1]])).logits[0]
     scores_TV = torch.log_softmax(logits_TV, dim=-1)
     return [float(scores_TV[p - 1, ids[p]]) for p in range(first, len(ids))]
