@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 from conformance.forge import cold_logprobs, gap, plain
@@ -131,8 +132,19 @@ def test_sleep_and_wake_are_acknowledged_with_their_order(redis_url: str, job: s
         assert {t.trajectory for t in w.published()} >= set(more)
 
 
+TURNS = {"environment": "calculator"}  # a task whose records hold turns
+
+
+def moved(records: Iterable[Trajectory]) -> dict[int, set[str]]:
+    """By attempt, what first turns say of the worker that held the session before."""
+    found: dict[int, set[str]] = {1: {""}}
+    for record in records:
+        found.setdefault(record.attempt, set()).add(record.turns[0].moved)
+    return found
+
+
 def test_a_killed_workers_requests_are_sampled_again(redis_url: str, job: str, tmp_path: Path) -> None:
-    with world(redis_url, job, tmp_path, rollout={"pace": [0.05, 1.0]}) as w:
+    with world(redis_url, job, tmp_path, rollout={"pace": [0.05, 1.0]}, task=TURNS) as w:
         process = w.start("w0")
         w.phase()
         w.install(0)
@@ -144,11 +156,12 @@ def test_a_killed_workers_requests_are_sampled_again(redis_url: str, job: str, t
         w.install(0)
         records = w.wait_published(wanted)
         assert {record.attempt for record in records.values()} >= {2}
+        assert moved(records.values()) == {1: {""}, 2: {"its worker restarted"}}
         assert w.bus.group_pending_count(WORK.at(job), GROUP_ROLLOUT) == 0
 
 
 def test_a_silent_workers_requests_are_taken_over(redis_url: str, job: str, tmp_path: Path) -> None:
-    with world(redis_url, job, tmp_path, rollout={"pace": [0.05, 1.0]}) as w:
+    with world(redis_url, job, tmp_path, rollout={"pace": [0.05, 1.0]}, task=TURNS) as w:
         process = w.start("w0")
         w.start("w1")
         w.phase()
@@ -159,6 +172,7 @@ def test_a_silent_workers_requests_are_taken_over(redis_url: str, job: str, tmp_
         w.install(0, "w1")
         records = w.wait_published(wanted)
         assert {record.spans[0].worker for record in records.values() if record.attempt == 2} == {"w1"}
+        assert {told.split(" for ")[0] for told in moved(records.values())[2]} == {"its worker was silent"}
         process.send_signal(signal.SIGCONT)  # the frozen one wakes: what it still has is fenced
         wait_until(lambda: "taken over from this worker" in w.log("w0"), 30, "w0 learns of it")
         assert sorted(t.trajectory for t in w.published()) == sorted(wanted)

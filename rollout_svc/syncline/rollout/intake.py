@@ -24,6 +24,7 @@ class Held(msgspec.Struct, kw_only=True):
     """A work item of this worker's. `begun`: the engine has it; else it waits for the ledger's `go`.
 
     version   that the ledger let it begin under
+    why       what ended the attempt before this one, and with it what its worker held of it; "": there was none
     """
 
     work_id: str
@@ -32,6 +33,7 @@ class Held(msgspec.Struct, kw_only=True):
     taken: float  # monotonic
     begun: float | None = None  # monotonic
     version: VersionId | None = None
+    why: str = ""
 
 
 class Intake:
@@ -176,10 +178,12 @@ class Intake:
         if attempt is None:
             _LOG.info("trajectory %s is not tried again: %s", item.trajectory, why)
         else:
-            self._hold(work_id, item, attempt)
+            self._hold(work_id, item, attempt, why)
 
-    def _hold(self, work_id: str, item: WorkItem, attempt: int) -> None:
-        self.held[item.trajectory] = Held(work_id=work_id, item=item, attempt=attempt, taken=time.monotonic())
+    def _hold(self, work_id: str, item: WorkItem, attempt: int, why: str = "") -> None:
+        self.held[item.trajectory] = Held(
+            work_id=work_id, item=item, attempt=attempt, taken=time.monotonic(), why=why
+        )
 
     def _readable(self, entries: Sequence[Entry]) -> list[tuple[str, WorkItem]]:
         """(id, item) of `entries`; one that cannot be read goes to the dead letters with the reason."""

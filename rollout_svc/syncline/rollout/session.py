@@ -34,6 +34,7 @@ class Session:
     request: Request  # of the present turn
     tokens: list[int]  # that the present turn began with
     segments: list[Segment]
+    moved: str = ""  # why it is not with the worker that began it
     clipped: bool = False  # the context left less than the turn's own limit
     chunks: list[Chunk] = field(default_factory=list)  # of all turns
     sampled: int = 0  # tokens that ended turns sampled

@@ -3,7 +3,8 @@
 Each turn is a request of its own whose prompt is every id so far, so no id is ever made from text, and an engine need
 know nothing of turns. What follows from it: the context of a later turn is computed anew (`recomputed`) by the version
 that serves when it begins, and a version that came between two turns is a span boundary. A session stays with the
-worker that began it; if that one is lost, the next attempt begins at the prompt.
+worker that began it, which an engine that keeps prefixes makes use of; if that one is lost, the next attempt begins at
+the prompt, and its first turn says why.
 
 Between turns a session holds its place: the worker begins nothing that would leave it no room. No clock of its own, no
 Redis. `Tools` takes the steps.
@@ -73,12 +74,13 @@ class Sessions:
         """Sessions between two turns: they hold no place in the engine and will need one."""
         return len(self._next) + len(self._stepping)
 
-    def begin(self, request: Request, prompt: int) -> None:
-        """A first turn was submitted; `prompt` is its index."""
+    def begin(self, request: Request, prompt: int, moved: str = "") -> None:
+        """A first turn was submitted; `prompt` is its index, `moved` what ended the attempt before it."""
         edge = len(request.prompt)
         self._all[request.trajectory] = Session(
             prompt=prompt,
             request=request,
+            moved=moved,
             tokens=list(request.prompt),
             segments=[Segment(kind="prompt", start=0, end=edge)],
             clipped=request.sampling.max_tokens < turn_tokens(self._spec, self._tokens, 0),
@@ -127,7 +129,10 @@ class Sessions:
         finish = session.chunks[-1].finish or "length"
         new = session.end_turn()
         text = self._codec.decode(new)
-        session.turns.append(Turn(text=text, calls=parse_calls(text), sampled=len(new), finish=finish))
+        moved = "" if session.turns else session.moved
+        session.turns.append(
+            Turn(text=text, calls=parse_calls(text), sampled=len(new), finish=finish, moved=moved)
+        )
         ended = self._last(session, finish)
         if ended:
             self._close(session, ended)

@@ -96,7 +96,7 @@ class Worker:
         """Give an item to the engine. Raises `ValueError` if it cannot be sampled by any worker."""
         request = self.prompter.request(held.item, held.attempt)
         self.engine.submit(request)
-        self.sessions.begin(request, held.item.prompt)
+        self.sessions.begin(request, held.item.prompt, held.why)
 
     def fail(self, trajectory: str, why: str) -> None:
         """End a trajectory that cannot go on, in the ledger that it is of."""

@@ -71,6 +71,8 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     cut        tokens of the observation that were left out, under `turns.on_long = "cut"`
     seconds    that the environment took, tries included
     trouble    what went wrong with the tool; "" if nothing
+    moved      of the first turn: why the session is not with the worker that held its KV, so that it began again at the
+               prompt; "": it never left its worker
     ended      why no turn follows: the environment is done, no turn is left, the turn was cut off by its limit, the
                context is full, the observation is too long. "": one follows
     """
@@ -83,6 +85,7 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     cut: int = 0
     seconds: float = 0.0
     trouble: str = ""
+    moved: str = ""
     ended: Ended = ""
 
 
