@@ -84,6 +84,7 @@ class Guests:
         self._part = spec.evaluation if spec.kind == "train" else None
         self._visit: Visit | None = None
         self._done: set[VersionId] = set()
+        self._waiting: VersionId | None = None  # whose turn has come, while another is evaluated
         if self._part is not None:
             self._done = {one.id for one in kept(tools.settings.job_dir(job)) if one.of == job and one.shared}
             raw = self._bus.get(GUEST.at(job))
@@ -97,6 +98,7 @@ class Guests:
         visit = self._visit
         if visit is None:
             return
+        self._overtaken(state)
         late = time.monotonic() > visit.since + self._spec.limits.batch_wait / 2
         visit.over = visit.over or late or state.active != visit.asked.manifest.version
         if visit.tend():
@@ -130,6 +132,14 @@ class Guests:
         self._close(visit)
 
     # ---- inside
+    def _overtaken(self, state: State) -> None:
+        """Say so when a version's turn came and went while the one before it was still evaluated."""
+        if self._waiting is not None and self._waiting not in (state.active, *self._done):
+            why = "another version was active before the evaluation under way had ended"
+            self._tools.log.warning("%s: version %s is not evaluated: %s", self._job, self._waiting, why)
+            self._done.add(self._waiting)
+        self._waiting = state.active if self._due(state) else None
+
     def _due(self, state: State) -> bool:
         if self._part is None or state.active is None or STANCES[state.stage].gate != "open":
             return False
