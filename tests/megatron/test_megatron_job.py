@@ -81,6 +81,6 @@ def test_over_ranks_only_the_adapter_moves_and_the_base_stays_to_the_byte(stack:
     assert len(set(adapters)) > 1, "it moves, in updates whose rewards differ"
     assert {len(adapter) for adapter in adapters} == {16}
     saved = [load_file(f) for f in (run / "checkpoints" / f"update-{updates:06d}").glob("rank-*.safetensors")]
-    names = [n for tensors in saved for n in tensors if n.startswith("parameter.")]
+    names = {n for tensors in saved for n in tensors if n.startswith("parameter.")}
     assert len(names) == 16
     assert all(is_adapter(name) for name in names)
