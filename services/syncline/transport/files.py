@@ -1,4 +1,4 @@
-"""Kind `files`: workers see the job's run folder. Nothing moves; engines map the blobs where sync wrote them."""
+"""Kind `files`: workers see the job's run folder. Nothing moves; engines read blobs where sync wrote them."""
 
 from __future__ import annotations
 
