@@ -365,8 +365,8 @@ comes before that.
 
 Found by no check: a byte of a staged buffer that changes between its verification and the commit serves until that
 buffer is loaded again, as a commit must not depend on the model's size. A blob that is cut short in place while a
-worker has it mapped (the base of a delta, a weight that the engine quantises itself) ends that worker (SIGBUS); one that is
-cut short while it is read fails the staging. The store itself only ever replaces files whole.
+worker has it mapped (the base of a delta, a weight that the engine quantises itself) ends that worker (SIGBUS); one
+that is cut short while it is read fails the staging. The store itself only ever replaces files whole.
 """
 
 
