@@ -140,7 +140,7 @@ def test_a_repeated_toml_key_is_named(text: str, path: str) -> None:
         ({"task": {"options": {"x": [True]}}}, "task.options.x.0", "should be a string or a whole number"),
         ({"name": "Run 1"}, "name", "should be a string of the form ^[a-z0-9]"),
         ({"model": {"weights": "random"}}, "model.name", "is missing"),
-        ({"kind": "evaluate"}, "kind", "should be 'train'"),
+        ({"kind": "examine"}, "kind", "should be 'train' or 'evaluate'"),
     ],
 )
 def test_an_ill_typed_value_is_told_what_is_right(keys: dict[str, Any], path: str, message: str) -> None:
