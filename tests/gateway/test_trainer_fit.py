@@ -38,7 +38,7 @@ def spec(model: str, engine: str = "megatron", **parallel: Any) -> JobSpec:
 def test_what_the_ranks_cannot_hold_is_refused(
     model: str, parallel: dict[str, int], path: str, says: str
 ) -> None:
-    (problem,) = trainer_fit.problems(MODELS, spec(model, **parallel))
+    (problem,) = trainer_fit.problems(MODELS, spec(model, "megatron", **parallel))
     assert problem.path == path
     assert says in problem.message
 
@@ -60,7 +60,7 @@ def test_latent_attention_is_refused_over_tensor_parallel_ranks(tmp_path: Path) 
 
 def test_what_fits_passes_and_other_engines_are_not_asked(tmp_path: Path) -> None:
     for parallel in ({}, {"tp": 2}, {"dp": 2, "ep": 2}, {"pp": 2}, {"tp": 2, "ep": 2}):
-        assert not trainer_fit.problems(MODELS, spec("tiny-moe", **parallel))
+        assert not trainer_fit.problems(MODELS, spec("tiny-moe", "megatron", **parallel))
     assert not trainer_fit.problems(MODELS, spec("tiny-hybrid", "torch"))
     assert not trainer_fit.problems(tmp_path, spec("tiny-moe"))
 

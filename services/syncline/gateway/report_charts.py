@@ -219,9 +219,9 @@ def _curve(line: Line, x_axis: _Axis, y_axis: _Axis) -> str:
             drawn.append(f'<circle class="fill-{line.style}" cx="{at}" cy="{height}" r="2.5"/>')
         else:
             drawn.append(f'<polyline class="line-{line.style}" points="{" ".join(piece)}"/>')
-    for x, low, high in line.ranges:
-        at, ends = x_axis.at(x), f'y1="{y_axis.at(low):.1f}" y2="{y_axis.at(high):.1f}"'
-        drawn.append(f'<line class="line-{line.style}" x1="{at:.1f}" x2="{at:.1f}" {ends}/>')
+    for at_x, low, high in line.ranges:
+        place, ends = x_axis.at(at_x), f'y1="{y_axis.at(low):.1f}" y2="{y_axis.at(high):.1f}"'
+        drawn.append(f'<line class="line-{line.style}" x1="{place:.1f}" x2="{place:.1f}" {ends}/>')
     return f"<g><title>{escape(line.label)}</title>{''.join(drawn)}</g>"
 
 
