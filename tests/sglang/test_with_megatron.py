@@ -6,6 +6,8 @@ that is killed.
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -26,8 +28,8 @@ pytestmark = [
 ]
 
 EACH = 10
-"""Updates in either mode."""
-UPDATES = 2 * EACH
+"""Updates in either mode, at least."""
+UPDATES = 2 * EACH + 2  # what is sampled when the switch is ordered is trained before it: one update or two
 GROUP = 4
 KILL_AT = 4
 BASELINE = 1e-5
@@ -117,7 +119,9 @@ def test_both_engines_in_both_modes(
     run = stack.runs / job
     check(run, stack.summary(job), UPDATES, max_lag=2)
     metrics = stack.get(f"/v1/jobs/{job}/metrics")["items"]
-    assert [update["mode"] for update in metrics] == [first] * EACH + [then] * EACH
+    modes = [update["mode"] for update in metrics]
+    assert [mode for mode, _ in groupby(modes)] == [first, then]
+    assert min(Counter(modes).values()) >= EACH
     for update in metrics:
         if update["lag_max"] == 0:
             assert min(update["route_agreement"]) >= 0.999, "both sides hold one version"
