@@ -111,7 +111,7 @@ class Played:
             sampling=Sampling(max_tokens=min(most, (self.spec.context or 1024) - len(prompt))),
             experts=True,
         )
-        self.engine.submit(request)
+        self.engine.submit(self.sessions.drawn(request))
         self.sessions.begin(request, 0)
         self.chunks[name] = []
         return name

@@ -100,6 +100,17 @@ def turn_tokens(spec: TurnsSpec, otherwise: int, turn: int) -> int:
     return spec.max_tokens[min(turn, len(spec.max_tokens) - 1)] if spec.max_tokens else otherwise
 
 
+def branched(request: Request, spec: TurnsSpec) -> Request:
+    """The request as it is drawn: in the turns that branches share, by the seed of the first of them.
+
+    The same seed, ids and weights give the same tokens, whoever asks, and in whichever attempt.
+    """
+    job, group, index, _, *turn = request.seed
+    if spec.branches == 1 or (turn or [0])[0] >= spec.branch_at:
+        return request
+    return msgspec.structs.replace(request, seed=(job, group, index - index % spec.branches, 0, *turn))
+
+
 def step_of(outcome: Outcome) -> Step:
     """The environment's step. A tool that was killed, or said too much, is told to the policy as an error."""
     if outcome.kind in _TOLD:

@@ -24,7 +24,7 @@ from syncline.environments.turns import parse_calls
 from syncline.reference.model import TextCodec
 from syncline.reference.observations import observed_ids
 from syncline.rollout.engine import Chunk, Request, RolloutEngine
-from syncline.rollout.session import Closed, Session, joined, step_of, turn_tokens
+from syncline.rollout.session import Closed, Session, branched, joined, step_of, turn_tokens
 from syncline.rollout.spans import fold
 from syncline.rollout.tools import Answer
 from syncline.runtime.sandbox import Outcome
@@ -62,6 +62,8 @@ class Sessions:
     ) -> None:
         self._spec, self._codec, self._tools, self._worker = spec, codec, tools, worker
         self._multi_turn, self._stops, self._tokens = multi_turn, tuple(stops), tokens
+        if spec.branches > 1 and not multi_turn:
+            raise ValueError("turns.branches: the environment has one turn, so there is nothing to share")
         self._context = min(context, spec.context or context)
         self._all: dict[str, Session] = {}
         self._next: deque[Session] = deque()  # turns that wait for room in the engine
@@ -74,8 +76,15 @@ class Sessions:
         """Sessions between two turns: they hold no place in the engine and will need one."""
         return len(self._next) + len(self._stepping)
 
+    def drawn(self, request: Request) -> Request:
+        """The request as the engine is to draw it: `session.branched`."""
+        return branched(request, self._spec)
+
     def begin(self, request: Request, prompt: int, moved: str = "") -> None:
-        """A first turn was submitted; `prompt` is its index, `moved` what ended the attempt before it."""
+        """A first turn was submitted as `drawn`. `moved`: what ended the attempt before.
+
+        prompt  its index
+        """
         edge = len(request.prompt)
         self._all[request.trajectory] = Session(
             prompt=prompt,
@@ -110,7 +119,7 @@ class Sessions:
         while self._next and engine.room > 0:
             session = self._next.popleft()
             try:
-                engine.submit(session.request)
+                engine.submit(self.drawn(session.request))
             except ValueError as error:
                 self._fail(session, str(error))
 

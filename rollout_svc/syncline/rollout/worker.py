@@ -95,7 +95,7 @@ class Worker:
     def submit(self, held: Held) -> None:
         """Give an item to the engine. Raises `ValueError` if it cannot be sampled by any worker."""
         request = self.prompter.request(held.item, held.attempt)
-        self.engine.submit(request)
+        self.engine.submit(self.sessions.drawn(request))
         self.sessions.begin(request, held.item.prompt, held.why)
 
     def fail(self, trajectory: str, why: str) -> None:

@@ -11,6 +11,7 @@ from syncline.contract.precision import PrecisionContract
 from syncline.contract.precision_rules import contradictions
 from syncline.contract.recipes import RECIPES, BadContract
 from syncline.contract.trainer_rules import megatron_refusals, trainer_problems
+from syncline.contract.turns_rules import branch_problems
 
 
 def problems(spec: JobSpec) -> list[Problem]:
@@ -266,6 +267,7 @@ def _sglang(spec: JobSpec) -> Iterator[Problem]:
 
 RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _batch,
+    branch_problems,
     _sampling,
     _lag,
     _switches,

@@ -36,6 +36,13 @@ class TurnsSpec(Part):
     on_long: Literal["end", "cut"] = Field(
         "end", description="a longer observation: ends the trajectory before it, or is cut there and marked"
     )
+    branches: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="members of a group that share their first turns, and go on each in its own way",
+    )
+    branch_at: int = Field(1, ge=1, le=999, description="turns that they share, if one version sampled them")
     tool_timeout: float = Field(5.0, gt=0, le=3600, description="seconds for one step of the environment")
     tool_memory_mb: int = Field(512, ge=64, le=65536)
     tool_retries: int = Field(2, ge=0, le=20, description="more tries at a step whose process was lost")
