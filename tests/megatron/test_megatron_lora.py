@@ -221,5 +221,5 @@ def test_the_trace_says_that_the_adapter_alone_trains(topology: str, tmp_path: P
 
 def test_a_contract_in_bf16_arithmetic_with_an_adapter_is_refused(tmp_path: Path) -> None:
     custom = {**lora()["precision"]["custom"], "compute": "bf16"}
-    with pytest.raises(ValueError, match="compute 'bf16' with an adapter is not offered"):
+    with pytest.raises(ValueError, match="compute: 'bf16' with an adapter is not offered"):
         MegatronEngine(spec({}, precision={"custom": json.loads(json.dumps(custom))}), MODELS, tmp_path)
