@@ -59,7 +59,8 @@ def serve() -> Iterator[Serve]:
 
 
 def scored_by(service: ErrandsService, job: str, url: str, texts: list[str], **reward: Any) -> ScoredJob:
-    """A job whose responses wait for the judge at `url`, in batches of 4."""
+    """A job whose responses wait for the judge at `url`, in batches of 4. In the way lies what is no errand."""
+    service.bus.append(JUDGING.at(job), {b"m": b"?"})
     told = {"source": "http", "url": url, "batch": 4, "parallel": 2, "timeout": 5.0, "budget": 60.0, **reward}
     scored = ScoredJob(service.bus, job, told, texts)
     Errands(service.bus.url).send_scores(job, [ScoreErrand(name, 1) for name in scored.names])
@@ -145,7 +146,7 @@ def test_slow_judge_of_one_job_holds_no_other_job(service: ErrandsService, serve
     wait_until(
         lambda: (s := status_of(service, job)) is not None and s.asked == 8, 20, "the slow judge asked"
     )
-    other = ScoredJob(service.bus, f"{job[:-1]}b", {}, ["abc"] * 64)
+    other = ScoredJob(service.bus, f"{job}b", {}, ["abc"] * 64)
     errands = Errands(service.bus.url)
     errands.send_scores(slow.job, [ScoreErrand(name, 1) for name in slow.names])  # as the scheduler does
     errands.send_scores(other.job, [ScoreErrand(name, 1) for name in other.names])
@@ -266,10 +267,13 @@ def test_the_example_is_a_judge(service: ErrandsService, job: str) -> None:
         port = int(listener.getsockname()[1])
     example = Path(__file__).parents[2] / "examples" / "judge" / "judge.py"
     command = [sys.executable, str(example), "--port", str(port), "--slots", "1"]
-    with subprocess.Popen(command) as judge:  # meanwhile it is away
+    judge = subprocess.Popen(command)  # meanwhile it is away
+    try:
         scored = scored_by(service, job, f"http://127.0.0.1:{port}/judge", ["abec", "xyz", "", "a"] * 4)
         found = scored.all_rewards(40)
-        judge.terminate()
+    finally:
+        judge.kill()
+        judge.wait()
     assert [reward.value for reward in found] == [0.5, 0.0, None, 1.0] * 4
     assert [reward.state for reward in found[:4]] == ["scored", "scored", "unscored", "scored"]
     assert found[0].judge.endswith("/judge vowels/1")

@@ -19,7 +19,7 @@ from syncline.errands.backlog import Backlog, Response
 from syncline.errands.judge_wire import Asked, Judged
 from syncline.errands.rewarding import give, wanted
 from syncline.errands.scorer import meta_of
-from syncline.runtime.bus import unpack
+from syncline.runtime.bus import BadMessage, Entry, unpack
 from syncline.runtime.ledger import Ledger, LedgerEntry
 from syncline.runtime.service import ServiceContext
 
@@ -70,8 +70,8 @@ class Desk:
         found = self._lost() if time.monotonic() - self._looked > _AGAIN else []
         key = JUDGING.at(self._job)
         entries = self._bus.read({key: "0"}, block=None if found else _BLOCK, count=_MOST).get(key, [])
-        errands = [unpack(entry, Judgeable) for entry in entries]
-        errands = [e for e in errands if not self._backlog.holds(e.trajectory, e.attempt)]
+        read = [self._errand(entry) for entry in entries]
+        errands = [e for e in read if e and not self._backlog.holds(e.trajectory, e.attempt)]
         lines = self._ledger.entries([e.trajectory for e in errands]) if errands else {}
         pairs = [(lines.get(e.trajectory), e) for e in errands]
         found += [(line, e.traceparent) for line, e in pairs if line is not None and wanted(line, e.attempt)]
@@ -80,6 +80,14 @@ class Desk:
         if entries:  # what is lost from here on is found again in the ledger
             self._bus.delete_entries(key, [entry.id for entry in entries])
         return responses
+
+    def _errand(self, entry: Entry) -> Judgeable | None:
+        """The errand in an entry. None: what stands there is none, and whom it meant the ledger will tell."""
+        try:
+            return unpack(entry, Judgeable)
+        except BadMessage as error:
+            self._context.log.error("%s", error)
+            return None
 
     def _lost(self) -> list[tuple[LedgerEntry, str]]:
         """Everything that is there at first; later what is old enough for its errand to be overdue."""

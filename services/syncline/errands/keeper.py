@@ -7,7 +7,7 @@ each time. Where several errands services run, each keeps one and a lease decide
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 import threading
 import time
@@ -25,7 +25,7 @@ _OWN = ("SYNCLINE_PORT", "SYNCLINE_TOKEN")  # of this service, or not for others
 
 
 class _Kept(msgspec.Struct):
-    process: subprocess.Popen[bytes] | None = None
+    pid: int | None = None  # None: to be started
     started: float = 0.0
     deaths: int = 0
     not_before: float = 0.0
@@ -50,12 +50,12 @@ class Keeper:
         listed = {raw.decode() for raw in self._context.bus.zrange(JUDGED.at())}
         now = time.monotonic()
         for job, kept in list(self._kept.items()):
-            if kept.process is not None and (code := kept.process.poll()) is not None:
+            if kept.pid is not None and (code := _exit_code(kept.pid)) is not None:
                 self._ended(job, kept, code, now)
         for job in listed:
             kept = self._kept.setdefault(job, _Kept())
-            if kept.process is None and now >= kept.not_before:
-                kept.process, kept.started = self._start(job), now
+            if kept.pid is None and now >= kept.not_before:
+                kept.pid, kept.started = self._start(job), now
 
     def _ended(self, job: str, kept: _Kept, code: int, now: float) -> None:
         if code == 0:
@@ -64,25 +64,35 @@ class Keeper:
         kept.deaths = 1 if now - kept.started > _CALM else kept.deaths + 1
         pause = min(0.25 * 2**kept.deaths, _LONGEST)
         self._context.log.warning("%s: its judge process died (exit %d); again in %.1f s", job, code, pause)
-        kept.process, kept.not_before = None, now + pause
+        kept.pid, kept.not_before = None, now + pause
 
-    def _start(self, job: str) -> subprocess.Popen[bytes]:
+    def _start(self, job: str) -> int:
+        """Start one; its pid.
+
+        Not by `subprocess`: the pool may fork a worker meanwhile, which would keep the pipe open on whose end
+        `subprocess` waits.
+        """
         settings = self._context.settings
         env = {name: value for name, value in os.environ.items() if name not in _OWN}
         env |= {name: value for name, value in settings.environ().items() if name not in _OWN}
         env |= {"SYNCLINE_JOB": job, "SYNCLINE_WORKER": "judge"}
         command = [sys.executable, "-m", "syncline.errands.judge"]
+        nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         # a session of its own: a terminal's interrupt is for the service, which ends it
-        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+        return os.posix_spawn(sys.executable, command, env, file_actions=[nothing], setsid=True)
 
     def _end(self) -> None:
-        running = [kept.process for kept in self._kept.values() if kept.process is not None]
-        for process in running:
-            process.terminate()
-        last = time.monotonic() + _LEAVE
-        for process in running:
-            try:
-                process.wait(max(0.0, last - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        running = {kept.pid for kept in self._kept.values() if kept.pid is not None}
+        for number, seconds in ((signal.SIGTERM, _LEAVE), (signal.SIGKILL, _LEAVE)):
+            for pid in running:
+                os.kill(pid, number)
+            last = time.monotonic() + seconds
+            while running and time.monotonic() < last:
+                running -= {pid for pid in running if _exit_code(pid) is not None}
+                time.sleep(0.02)
+
+
+def _exit_code(pid: int) -> int | None:
+    """Exit code of a child, negative for a signal; None: it runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
