@@ -28,7 +28,8 @@ SCRIPT = Path(__file__).parent / "cpu" / "serve.py"
 START = 300.0  # seconds a server may take until it answers
 _CPU = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    *("--mem-fraction-static", "0.1", "--max-total-tokens", "16384"),
+    # an idle scheduler would otherwise keep a core busy with looking for requests
+    *("--mem-fraction-static", "0.1", "--max-total-tokens", "16384", "--sleep-on-idle"),
 )
 _ON_CPU = ("fp8_block", "mxfp8")
 
