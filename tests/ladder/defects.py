@@ -66,7 +66,7 @@ def _result(owner: Any, name: str, after: Callable[[Any], Any]) -> Broken:
 
 
 # ---- 1: contracts -----------------------------------------------------------------------------------------------
-def _contract(**changes: Any) -> Callable[[JobSpec], JobSpec]:
+def contract_with(**changes: Any) -> Callable[[JobSpec], JobSpec]:
     """The spec with its recipe's contract changed and written out."""
 
     def asked(spec: JobSpec) -> JobSpec:
@@ -82,13 +82,13 @@ def _contract(**changes: Any) -> Callable[[JobSpec], JobSpec]:
 
 def _family(recipe: str, **changes: Any) -> Callable[[JobSpec], JobSpec]:
     contract: PrecisionContract = RECIPES[recipe]
-    return _contract(
+    return contract_with(
         families=(msgspec.structs.replace(contract.families[0], **changes), *contract.families[1:])
     )
 
 
 def _lag(spec: JobSpec) -> JobSpec:
-    limited = _contract(max_lag=0)(spec)
+    limited = contract_with(max_lag=0)(spec)
     return limited.model_copy(update={"schedule": limited.schedule.model_copy(update={"max_lag": 2})})
 
 
@@ -98,7 +98,7 @@ CONTRACTS = (
         1,
         "unified_fp8",
         "tiny-dense",
-        asked=_contract(expected=type(RECIPES["bf16"].expected)()),
+        asked=contract_with(expected=type(RECIPES["bf16"].expected)()),
     ),
     Defect(
         "a pattern that matches nothing",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from climbs import RECIPES, climbed, spec_of, story
+from defects import contract_with
 
 SEEDS = 20
 
@@ -25,3 +26,12 @@ def test_no_level_fails_on_the_clean_system_for_any_seed(seed: int) -> None:
         if report.failed_at is not None:
             alarms.append(f"{recipe} on {model}: {story(report)}")
     assert not alarms
+
+
+def test_an_adapter_changes_under_running_requests_where_its_contract_lets_it() -> None:
+    """Spans record which adapter sampled what, and each is of that version on a cold engine."""
+    spec = contract_with(in_flight=None)(spec_of("lora_frozen_mxfp4", "tiny-kimi"))
+    report = climbed(spec, (6,))
+    assert report.failed_at is None, story(report)
+    told = {check.name for check in report.results[0].checks}
+    assert {"each span is of the version that it names", "each span names its version's adapter"} <= told

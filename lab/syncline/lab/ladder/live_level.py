@@ -104,7 +104,7 @@ def engine_of(pair: Pair) -> ReferenceEngine:
 def _in_flight(subject: Subject) -> Iterator[Check]:
     """Tokens before and after a commit in mid-flight, each against a cold engine of the version its chunk names."""
     pair, policy = subject.pair, CommitPolicy(kind="in_place", kv="recomputed")
-    if pair.contract.adapter is not None:  # one trajectory, one adapter version: the contract drains
+    if pair.contract.in_flight == "drain":  # one trajectory, one version: nothing runs at a commit
         return
     old = engine_of(pair)
     items = _items()
@@ -118,7 +118,7 @@ def _in_flight(subject: Subject) -> Iterator[Check]:
     new = engine_of(pair)
     found: list[array[float]] = []
     wanted: list[tuple[float, ...]] = []
-    names, versions = [], set[VersionId]()
+    names, versions, mislabelled = [], set[VersionId](), list[str]()
     for item in items:
         own = [chunk for chunk in chunks if chunk.trajectory == item.trajectory]
         tokens = (*pair.prompter.request(item, attempt=1).prompt, *(t for chunk in own for t in chunk.tokens))
@@ -129,13 +129,21 @@ def _in_flight(subject: Subject) -> Iterator[Check]:
                 found.append(array("f", chunk.logprobs))
                 names.append(f"{chunk.trajectory} from token {chunk.start} on, version {chunk.version},")
                 versions.add(chunk.version)
+                if chunk.adapter != adapter_of(pair, chunk.version):
+                    mislabelled.append(f"{names[-1]} adapter {chunk.adapter}")
     bound, source = order_of(subject)
     check = gap("each span is of the version that it names", found, wanted, names, bound=bound, source=source)
     yield check
+    yield same("each span names its version's adapter", mislabelled, "immutable names, one per version")
     missing = {old.serving[0] if old.serving else None, pair.version} - versions
     yield same(
         "the commit met running requests", [f"no token of {v}" for v in missing], "both versions sampled"
     )
+
+
+def adapter_of(pair: Pair, version: VersionId) -> str | None:
+    """The name under which a version's adapter is served; None: the contract has none."""
+    return None if pair.contract.adapter is None else f"{pair.contract.name}@{version}"
 
 
 def _items() -> list[WorkItem]:
