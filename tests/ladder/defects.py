@@ -22,7 +22,7 @@ from syncline.contract.precision import Gemm, PrecisionContract
 from syncline.contract.recipes import RECIPES
 from syncline.lab.ladder.records import Level
 from syncline.numerics import blockwise, fp8_block, gemm, linear, mxfp, nvfp4
-from syncline.reference import packed
+from syncline.reference import low_bit, packed
 from syncline.reference.model import TextCodec
 from syncline.rollout.engines import batching, rows, slots, weights
 from syncline.trainer import batch
@@ -497,4 +497,49 @@ def _scaled(original: Callable[..., float], self: Any, update: int) -> float:
     return original(self, update)
 
 
-DEFECTS = (*CONTRACTS, *CONVERSION, *OPERATORS, *PREFIXES, *REQUESTS, *UPDATES, *STEPS)
+# ---- 8: a run ---------------------------------------------------------------------------------------------------
+def _falls_behind() -> Broken:
+    """From the tenth version on, exports are those of the eighth: labels move on and weights do not."""
+    kept: dict[str, Mapping[str, Tensor]] = {}
+
+    def change(
+        original: Callable[..., str], path: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> str:
+        number = int(path.parent.name.partition(".")[2])
+        if number <= 8:
+            kept[path.name] = {name: tensor.clone() for name, tensor in tensors.items()}
+        return original(path, tensors if number < 10 else kept[path.name], dtype)
+
+    return _around(state, "write_wide", change)
+
+
+def _runaway_rate(original: Callable[..., float], self: Any, update: int) -> float:
+    """A learning rate that a schedule multiplies late in the run."""
+    if update >= 9:
+        self._spec = self._spec.model_copy(update={"lr": 1.0})
+    return original(self, update)
+
+
+RUNS = (
+    Defect("versions that fall behind their labels", 8, "bf16", "tiny-dense", _falls_behind()),
+    Defect(
+        "a learning rate that runs away",
+        8,
+        "int4_qat_w4a16",
+        "tiny-moe",
+        _around(state.Live, "apply", _runaway_rate),
+    ),
+)
+
+# ---- 9: performance ---------------------------------------------------------------------------------------------
+PROFILES = (
+    Defect(
+        "scales constructed anew for every product",
+        9,
+        "unified_fp8",
+        "tiny-dense",
+        _around(low_bit.LowBit, "copies", lambda original, self: self.fresh(self.how)),
+    ),
+)
+
+DEFECTS = (*CONTRACTS, *CONVERSION, *OPERATORS, *PREFIXES, *REQUESTS, *UPDATES, *STEPS, *RUNS, *PROFILES)

@@ -6,6 +6,8 @@ import pytest
 from climbs import RECIPES, climbed, spec_of, story
 from defects import contract_with
 
+from syncline.lab.ladder.climb import LEVELS
+
 SEEDS = 20
 
 
@@ -13,7 +15,7 @@ SEEDS = 20
 def test_a_clean_system_climbs_all_levels(recipe: str, model: str) -> None:
     report = climbed(spec_of(recipe, model))
     assert report.failed_at is None, story(report)
-    assert len(report.results) == 7
+    assert len(report.results) == len(LEVELS)
     assert all(result.checks for result in report.results if result.level != 3 or recipe != "bf16")
 
 

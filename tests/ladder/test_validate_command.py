@@ -45,5 +45,5 @@ def test_a_failure_says_which_level_what_and_where_to_look(tmp_path: Path) -> No
 
 def test_what_is_no_recipe_spec_or_level_is_named() -> None:
     assert "'mxfp5' is no recipe, file or job; recipes: bf16" in validate("mxfp5").stderr.replace("\n", " ")
-    assert "there is no level" in validate("bf16", "--levels", "9").stderr
+    assert "there is no level" in validate("bf16", "--levels", "10").stderr
     assert "is no level" in validate("bf16", "--levels", "x").stderr

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, required=True, help="folder of validation.json and validation.html"
     )
-    parser.add_argument("--levels", type=levels_of, default=tuple(LEVELS), metavar="1-7")
+    parser.add_argument("--levels", type=levels_of, default=levels_of("1-7"), metavar="1-7")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     args = parser.parse_args(arguments)
     spec = JobSpec.model_validate_json(sys.stdin.read())

@@ -27,7 +27,9 @@ def validate(
     context: typer.Context,
     target: Target,
     model: Annotated[str | None, typer.Option(help="for a recipe: a folder under the model root")] = None,
-    levels: Annotated[str, typer.Option(help="which, as 1-5 or 1,2,6")] = "1-7",
+    levels: Annotated[
+        str, typer.Option(help="which, as 1-5 or 1,2,6; 8 is a short run, 9 a profile")
+    ] = "1-7",
     out: Annotated[Path | None, typer.Option(help="default: RUNS/validate-TARGET")] = None,
     json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:

@@ -13,6 +13,8 @@ from syncline.lab.ladder import (
     live_level,
     operator_level,
     prefix_level,
+    profile_level,
+    run_level,
     state_level,
     step_level,
 )
@@ -28,6 +30,8 @@ LEVELS: dict[Level, Callable[[Subject], Iterator[Check]]] = {
     5: state_level.checks,
     6: live_level.checks,
     7: step_level.checks,
+    8: run_level.checks,
+    9: profile_level.checks,
 }
 
 

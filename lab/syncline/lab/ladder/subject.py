@@ -41,7 +41,8 @@ class Subject:
     """See the module. `folder` takes stores and states; `models` is the model root."""
 
     def __init__(self, spec: JobSpec, models: Path, folder: Path) -> None:
-        self.spec, self.models, self.folder = small(spec), models, folder
+        self.given, self.spec = spec, small(spec)
+        self.models, self.folder = models, folder
         self._made = 0
 
     @cached_property
@@ -176,6 +177,23 @@ def small(spec: JobSpec) -> JobSpec:
             "trainer": spec.trainer.model_copy(update={"engine": "torch"}),
         }
     )
+
+
+def bounded(spec: JobSpec) -> JobSpec:
+    """The job with its own loss and optimizer, and batches that a short run can afford."""
+    batch = {"groups": min(spec.batch.groups, 8), "group_size": min(spec.batch.group_size, 8)}
+    return spec.model_copy(
+        update={
+            "batch": spec.batch.model_copy(update=batch),
+            "rollout": spec.rollout.model_copy(update={"engine": "reference"}),
+            "trainer": spec.trainer.model_copy(update={"engine": "torch"}),
+        }
+    )
+
+
+def narrow(spec: JobSpec) -> JobSpec:
+    """The job with micro-batches of about one trajectory: a step has several, as real ones have."""
+    return spec.model_copy(update={"batch": spec.batch.model_copy(update={"micro_tokens": 2 * TOKENS})})
 
 
 def learn(pair: Pair, records: Sequence[Trajectory]) -> Trained:
