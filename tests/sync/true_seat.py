@@ -143,6 +143,7 @@ class Seat:
         self._lie: int | None = None
         reading: Any = self.store
         reading.read, reading.mapped = partial(self._read, reading.read), partial(self._read, reading.mapped)
+        reading.descriptor = partial(self._open, reading.descriptor)
         self.beat()
         self.tell()
 
@@ -238,12 +239,31 @@ class Seat:
 
     def _read(self, read: Callable[[str], memoryview], digest: str) -> memoryview:
         raw = read(digest)
-        if self._lie is None or not raw.nbytes:
-            return raw
+        return memoryview(_wrong(raw)) if self._lies(raw.nbytes) else raw
+
+    def _open(self, opened: Callable[[str], int], digest: str) -> int:
+        blob = opened(digest)
+        if not self._lies(os.fstat(blob).st_size):
+            return blob
+        wrong = _wrong(os.pread(blob, os.fstat(blob).st_size, 0))
+        os.close(blob)
+        other = os.memfd_create("wrong")
+        os.write(other, wrong)
+        os.lseek(other, 0, os.SEEK_SET)
+        return other
+
+    def _lies(self, nbytes: int) -> bool:
+        """Whether this read is the one that comes out wrong."""
+        if self._lie is None or not nbytes:
+            return False
         self._lie -= 1
         if self._lie >= 0:
-            return raw
+            return False
         self._lie = None
-        wrong = bytearray(raw)
-        wrong[len(wrong) // 2] ^= 0x40
-        return memoryview(wrong)
+        return True
+
+
+def _wrong(raw: bytes | memoryview) -> bytearray:
+    wrong = bytearray(raw)
+    wrong[len(wrong) // 2] ^= 0x40
+    return wrong
