@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 from errands_service import ErrandsService, ScoredJob
-from waiting import wait_until
+from waiting import lives, wait_until
 
 from syncline.contract.job import TaskSpec
 from syncline.contract.streams import CELERY, DEAD, DELIVERIES
@@ -182,7 +182,7 @@ def test_killed_worker_process_gives_its_message_back(
     below = psutil.Process(service.process.pid).children(recursive=True)
     for child in psutil.Process(service.process.pid).children():
         child.kill()
-    wait_until(lambda: not any(process.is_running() for process in below), 10, "the end of all below it")
+    wait_until(lambda: not any(map(lives, below)), 10, "the end of all below it")
     wait_until(lambda: service.bus.hget(DELIVERIES.at(job), key) == b"2", 20, "the second delivery")
     hung, fine = scored.all_rewards()
     assert (hung.state, fine.value) == ("unscored", 0.5)

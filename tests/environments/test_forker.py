@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from syncline.contract.job import JobSpec
 from syncline.errands.forker import Forker
@@ -32,7 +33,7 @@ def forker(**reward: object) -> Iterator[Forker]:
     )
     yield made
     made.close()
-    assert not scorers()
+    wait_until(lambda: not scorers(), 5, "the end of its sandbox, which dies with it")
 
 
 def python(name: str) -> dict[str, object]:

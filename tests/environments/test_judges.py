@@ -18,7 +18,7 @@ import psutil
 import pytest
 from errands_service import ErrandsService, ScoredJob
 from judge_server import JudgeServer, Play, Reply, rewards
-from waiting import wait_until
+from waiting import lives, wait_until
 
 from syncline.contract.events import Alarm, Event
 from syncline.contract.judging import JudgeStatus
@@ -253,7 +253,7 @@ def test_killed_processes_are_replaced_and_nothing_is_lost(
     else:
         service.process.kill()
         service.process.wait()
-        wait_until(lambda: not first.is_running(), 5, "its end with the service")
+        wait_until(lambda: not lives(first), 5, "its end with the service")
         service.start()
     wait_until(lambda: (p := judge_process(service, job)) and p.pid != first.pid, 10, "another one")
     free.set()

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import msgspec
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import lives, wait_until
 
 from syncline.lab.figure import drawing, page
 from syncline.lab.findings import Study, findings, table
@@ -67,7 +67,7 @@ def test_an_interrupted_study_leaves_no_process_and_goes_on(tmp_path: Path) -> N
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+    assert not any(map(lives, processes))
     assert "interrupted" in (tmp_path / "said").read_text()
     assert "Traceback" not in (tmp_path / "said").read_text()
     assert list(out.glob("cells/*.json")) == []
