@@ -27,6 +27,7 @@ class Installation:
 
     def __init__(self, url: str, runs: Path) -> None:
         self.bus = Bus(url)
+        self.bus.delete(JOBS.at())  # a scheduler runs every job that is listed: other suites' are not for this one
         self.runs = runs
         self.env = {**os.environ, "SYNCLINE_REDIS_URL": url, "SYNCLINE_RUNS": str(runs), "SYNCLINE_PORT": "0"}
         self.scheduler: subprocess.Popen[bytes] | None = None
