@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from syncline.contract.token_path import Trajectory
-from syncline.lab.measure import flat
+from syncline.lab.measure import Scores, flat
 from syncline.lab.pair import Pair
 from syncline.trainer.engines.state import WEIGHTS
 
@@ -52,9 +52,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
                 f"scores moved by {self.found:g} and not as predicted: {self.apart:g} off, the gap is {gap:g}"
             )
         return "" if self.restored else "the unperturbed weights do not score as they did before"
-
-
-Scores = Sequence[Sequence[float]]
 
 
 def prove(

@@ -9,6 +9,9 @@ from syncline.contract.token_path import Trajectory
 from syncline.lab.records import Gap
 from syncline.numerics.mismatch import kl_estimates, split, tail
 
+Scores = Sequence[Sequence[float]]
+"""Log-probs [S] of each of some trajectories."""
+
 
 def behaviour(records: Sequence[Trajectory]) -> list[array[float]]:
     """The log-probs that were recorded at sampling: rollout's decode path."""

@@ -8,21 +8,24 @@ from pydantic import Field
 
 from syncline.contract.spec_part import Part
 
+One = Literal[
+    "calculator",
+    "characters",
+    "composite",
+    "http",
+    "jsonl",
+    "openenv",
+    "python",
+    "reasoning_gym",
+    "verifiers",
+]
+"""Environments with one data set."""
+
 
 class PartSpec(Part):
     """One data set of a mix, drawn `weight` times in each round of as many draws as all weights add up to."""
 
-    environment: Literal[
-        "calculator",
-        "characters",
-        "composite",
-        "http",
-        "jsonl",
-        "openenv",
-        "python",
-        "reasoning_gym",
-        "verifiers",
-    ]
+    environment: One
     options: dict[str, str | int | float | bool | list[str | int | float]] = Field(
         default_factory=dict, description="as task.options"
     )
@@ -40,18 +43,7 @@ class PartSpec(Part):
 
 
 class TaskSpec(Part):
-    environment: Literal[
-        "calculator",
-        "characters",
-        "composite",
-        "http",
-        "jsonl",
-        "mix",
-        "openenv",
-        "python",
-        "reasoning_gym",
-        "verifiers",
-    ] = "characters"
+    environment: Literal[One, "mix"] = "characters"
     options: dict[str, str | int | float | bool | list[str | int | float]] = Field(
         default_factory=dict,
         description="what the environment itself takes; it refuses what it does not know",

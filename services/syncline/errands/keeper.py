@@ -21,7 +21,6 @@ _TURN = 0.25  # seconds between looks
 _LONGEST = 30.0  # seconds before one that keeps dying is started again
 _CALM = 60.0  # seconds of life after which a death counts as the first
 _LEAVE = 5.0  # seconds to end by itself
-_OWN = ("SYNCLINE_PORT", "SYNCLINE_TOKEN")  # of this service, or not for others to know
 
 
 class _Kept(msgspec.Struct):
@@ -72,9 +71,8 @@ class Keeper:
         Not by `subprocess`: the pool may fork a worker meanwhile, which would keep the pipe open on whose end
         `subprocess` waits.
         """
-        settings = self._context.settings
-        env = {name: value for name, value in os.environ.items() if name not in _OWN}
-        env |= {name: value for name, value in settings.environ().items() if name not in _OWN}
+        env = self._context.settings.inherited(os.environ)
+        env.pop("SYNCLINE_PORT", None)  # this service's own
         env |= {"SYNCLINE_JOB": job, "SYNCLINE_WORKER": "judge"}
         command = [sys.executable, "-m", "syncline.errands.judge"]
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

@@ -68,7 +68,7 @@ class Exporting:
                     stdin=subprocess.PIPE,  # it ends when we do
                     stdout=out,
                     stderr=out,
-                    env={**_given(), **self._settings.environ()},
+                    env=self._settings.inherited(os.environ),
                 )
         return ExportView(name=request.name, state="running", progress=ExportProgress(done=0, total=0))
 
@@ -130,11 +130,6 @@ class Exporting:
 
     def _place(self, job: str) -> Path:
         return self._settings.job_dir(job) / FOLDER
-
-
-def _given() -> dict[str, str]:
-    """The gateway's environment without its token, which is nobody else's."""
-    return {name: value for name, value in os.environ.items() if name != "SYNCLINE_TOKEN"}
 
 
 def _progress(path: Path) -> ExportProgress:

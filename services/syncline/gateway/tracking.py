@@ -38,7 +38,6 @@ LEAVING = 5.0  # seconds that trackers may take while the gateway ends
 AGAIN = (5.0, 30.0, 120.0)  # seconds until a tracker that failed is tried again; the last one for ever
 MOST = 12  # failures in succession after which it is given up
 _LOG = logging.getLogger(__name__)
-_NOT_THEIRS = frozenset({"SYNCLINE_TOKEN"})
 
 
 class TrackerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +120,9 @@ class Trackers:
         process = followed.process
         told = read_told(self._settings.job_dir(job), tracker)
         if process is None:
-            if not told.done and followed.failures < MOST and time.monotonic() >= followed.later:
+            if told.done:  # nothing of it is read again
+                self._wanted[job] = tuple(t for t in self._wanted[job] if t != tracker)
+            elif followed.failures < MOST and time.monotonic() >= followed.later:
                 followed.process = self._start(job, tracker)
             return
         code = process.poll()
@@ -142,14 +143,13 @@ class Trackers:
     def _start(self, job: str, tracker: Tracker) -> subprocess.Popen[bytes]:
         log = self._log(job, tracker)
         log.parent.mkdir(exist_ok=True)
-        given = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
         with log.open("ab") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", "syncline.gateway.tracker", job, tracker],
                 stdin=subprocess.PIPE,  # it ends when we do
                 stdout=out,
                 stderr=out,
-                env={**given, **self._settings.environ()},
+                env=self._settings.inherited(os.environ),
             )
 
     def _log(self, job: str, tracker: Tracker) -> Path:

@@ -67,6 +67,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         }
         return {name: value for name, value in named.items() if value is not None}
 
+    def inherited(self, given: Mapping[str, str]) -> dict[str, str]:
+        """A child's environment: `given` without the token, which is nobody else's, under these settings."""
+        return {name: value for name, value in given.items() if name != "SYNCLINE_TOKEN"} | self.environ()
+
     def job_dir(self, job: str) -> Path:
         """The folder of `job` under the run root. Raises `ValueError` for a name that is not a job id."""
         if not job.isalnum() or not job.isascii():

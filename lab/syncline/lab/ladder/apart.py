@@ -8,13 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.lab.ladder.records import Check
-from syncline.lab.measure import flat
+from syncline.lab.measure import Scores, flat
 
 SUMS = 2e-5
 """Nats, mean over tokens."""
 SUMS_SOURCE = "FP32 additions in another order, through a whole model"
-
-Scores = Sequence[Sequence[float]]
 
 
 def apart_N(one: Scores, other: Scores) -> NDArray[np.float64]:

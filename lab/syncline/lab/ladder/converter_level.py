@@ -21,7 +21,8 @@ ORACLE = "lab/ladder/oracle.py, from the definitions of the formats"
 
 def checks(subject: Subject) -> Iterator[Check]:
     """Tensors of the version that serves, against the trainer's masters."""
-    wide = {name: values.numpy() for name, values in subject.wide().items()}
+    masters = subject.masters()
+    wide = {name: values.numpy() for name, values in subject.wide(masters).items()}
     entries = {entry.name: entry for entry in _base(subject)}
     bridged = subject.contract.convert.where == "rollout_worker"
     low = [entry for entry in subject.plan.low_bit() if not bridged]
@@ -33,7 +34,7 @@ def checks(subject: Subject) -> Iterator[Check]:
     yield same("codes, scales, grouping, padding, packing", _low_bit(subject, wide, low, entries), ORACLE)
     yield same("wide tensors", _wide(subject, wide, entries, quantised), "BF16, rounded once to nearest even")
     if subject.contract.adapter is not None:
-        yield same("adapter tensors", _adapter(subject), "the trainer's masters, in BF16")
+        yield same("adapter tensors", _adapter(subject, masters), "the trainer's masters, in BF16")
 
 
 def _base(subject: Subject) -> tuple[TensorEntry, ...]:
@@ -117,9 +118,9 @@ def _adapter_names(subject: Subject) -> set[str]:
     return {entry.name for entry in subject.manifest.tensors if ".lora_" in entry.name}
 
 
-def _adapter(subject: Subject) -> list[str]:
+def _adapter(subject: Subject, every: Mapping[str, Tensor]) -> list[str]:
     """A and B of each target. Masters are named after the module, checkpoint tensors as PEFT names them."""
-    masters: dict[str, Tensor] = {n: t for n, t in subject.masters().items() if ".lora_" in n}
+    masters = {n: t for n, t in every.items() if ".lora_" in n}
     entries = {entry.name: entry for entry in subject.manifest.tensors if ".lora_" in entry.name}
     owners = {_plain(name): name for name in masters}
     wrong = sorted({_plain(name) for name in entries} ^ owners.keys())

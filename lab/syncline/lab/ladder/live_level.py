@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from syncline.contract.events import WorkItem
 from syncline.contract.token_path import trajectory_id
 from syncline.contract.version_path import VersionId
-from syncline.lab.activation import FAR, FLOOR, NEAR, Scores, prove
+from syncline.lab.activation import FAR, FLOOR, NEAR, prove
 from syncline.lab.ladder.apart import gap
 from syncline.lab.ladder.records import Check, same
 from syncline.lab.ladder.state_level import order_of
 from syncline.lab.ladder.subject import PROMPTS, ROOM, Subject, learn
+from syncline.lab.measure import Scores
 from syncline.lab.pair import DRAIN, JOB, KEY, Pair
 from syncline.rollout.engine import Chunk, CommitPolicy
 from syncline.rollout.engines.reference import ReferenceEngine

@@ -7,7 +7,7 @@ Legend: S rows, K contraction, N outputs, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -36,11 +36,12 @@ the loss of a scale that is rounded to a power of two."""
 def checks(subject: Subject) -> Iterator[Check]:
     """The first low-bit tensor of each family, on both sides; nothing to compare in a recipe without families."""
     active = subject.serving()
+    wide = subject.wide(subject.masters()) if subject.contract.families else {}
     for family in subject.contract.families:
         owner, stack = next(found for found in active.packed.stacks.items() if found[1].family == family.name)
         x_SK, offsets = _input(stack)
         exact_SN = _product(x_SK, _values(stack), offsets, stack.activation)
-        wide_SN = _product(x_SK, _wide(subject, stack), offsets, None)
+        wide_SN = _product(x_SK, _wide(wide, stack), offsets, None)
         top = float(exact_SN.abs().max())
         kernel = _apart(_rollout(active, owner, stack, x_SK, offsets), exact_SN) / top
         yield Check(
@@ -89,9 +90,8 @@ def _values(stack: Stack) -> Tensor:
     return dequantize(stack.held()).double().flatten(1, 2)
 
 
-def _wide(subject: Subject, stack: Stack) -> Tensor:
+def _wide(wide: Mapping[str, Tensor], stack: Stack) -> Tensor:
     """The trainer's values of the same weights, rounded to BF16."""
-    wide = subject.wide()
     rows = [torch.cat([wide[entry.name] for entry in row]) for row in stack.entries]
     return torch.stack(rows).bfloat16().double()
 

@@ -12,10 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from syncline.contract.token_path import Trajectory
-from syncline.lab.ladder.apart import SUMS, SUMS_SOURCE, Scores, apart_N, gap
+from syncline.lab.ladder.apart import SUMS, SUMS_SOURCE, apart_N, gap
 from syncline.lab.ladder.records import Check
 from syncline.lab.ladder.subject import Subject
-from syncline.lab.measure import behaviour
+from syncline.lab.measure import Scores, behaviour
 from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.routes import RecordedRoutes
 from syncline.rollout.engine import Experts, Score

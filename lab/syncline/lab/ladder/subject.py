@@ -6,7 +6,7 @@ Nothing is built before a level asks for it: the first level must be able to say
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -146,19 +146,19 @@ class Subject:
         found = load_file(folder / WEIGHTS)
         return {n.removeprefix("parameter."): t for n, t in found.items() if n.startswith("parameter.")}
 
-    def wide_model(self) -> LoadedModel:
-        """A plain `transformers` model with the trainer's masters in FP32; of an adapter job the base alone."""
+    def wide_model(self, masters: Mapping[str, Tensor]) -> LoadedModel:
+        """A plain `transformers` model with `masters` in FP32; of an adapter job the base alone."""
         loaded = load_model(self.models, self.spec.model, self.spec.seeds.model)
-        own, masters = dict(loaded.model.named_parameters()), self.masters()
+        own = dict(loaded.model.named_parameters())
         with torch.no_grad():
             for name, master in masters.items():
                 if name in own:
                     own[name].copy_(master)
         return loaded
 
-    def wide(self) -> dict[str, Tensor]:
+    def wide(self, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same by checkpoint name."""
-        loaded = self.wide_model()
+        loaded = self.wide_model(masters)
         return {name: view.clone() for name, view in named_windows(loaded.model, loaded.plan).items()}
 
 

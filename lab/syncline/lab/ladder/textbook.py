@@ -28,9 +28,9 @@ def gradients(
     subject: Subject, records: Sequence[Trajectory], advantages: Sequence[float]
 ) -> dict[str, Tensor]:
     """Gradient of the clipped objective, a mean over tokens, at the masters of this moment: parameter name -> FP32."""
-    loaded, adapter = subject.wide_model(), subject.contract.adapter
+    masters, adapter = subject.masters(), subject.contract.adapter
+    loaded = subject.wide_model(masters)
     model = loaded.model
-    masters = subject.masters()
     views = named_windows(model, loaded.plan)
     with torch.no_grad():
         if subject.contract.trainer.parameters == "bf16":

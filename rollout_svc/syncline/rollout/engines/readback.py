@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = (
-    1 << 19
-)  # bytes of a version that are brought and hashed together; fewer, and threads wait for Python oftener
+CHUNK = 1 << 19
+"""Bytes of a version that are brought and hashed together; fewer, and threads wait for Python oftener."""
 
 
 class BlobChanged(RuntimeError):

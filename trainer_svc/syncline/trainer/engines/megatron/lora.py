@@ -65,8 +65,7 @@ class Lora:
                 )
         for layer, parts in added.items():
             module: Any = model.get_submodule(layer)
-            forward = self._column if isinstance(module, ColumnParallelLinear) else self._row
-            module.forward = partial(forward, module, module.forward, parts)
+            module.forward = partial(self._forward, module, module.forward, parts)
         self.parameters = {name: model.get_parameter(name) for name in mine}
         embedding: Any = dict(model.named_children()).get("embedding")
         if embedding is not None:
@@ -82,27 +81,23 @@ class Lora:
             self._on = True
 
     # ---- forwards ---------------------------------------------------------------------------------------
-    def _column(
+    def _forward(
         self, module: Any, base: Any, parts: Sequence[_Added], x_SBK: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Rows of the weight are cut: every rank sees all positions and adds its outputs."""
-        y_SBN, bias = base(x_SBK, *args, **kwargs)
-        for part in parts if self._on else ():
-            low_SBR = F.linear(x_SBK, _weight(part, DOWN))
-            if _gathers(module):
-                low_SBR = gather_from_sequence_parallel_region(low_SBR, group=module.tp_group)
-            y_SBN = self._plus(y_SBN, part, low_SBR)
-        return y_SBN, bias
+        """The layer's outputs with the adapters' added.
 
-    def _row(
-        self, module: Any, base: Any, parts: Sequence[_Added], x_SBK: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """Columns of the weight are cut: products with A are parts of sums, as the layer's own outputs are."""
+        Where rows of the weight are cut, every rank sees all positions and adds its own outputs. Where columns are,
+        products with A are parts of sums, as the layer's outputs themselves.
+        """
+        cut_rows = isinstance(module, ColumnParallelLinear)
+        meet = (
+            gather_from_sequence_parallel_region if cut_rows else reduce_scatter_to_sequence_parallel_region
+        )
         y_SBN, bias = base(x_SBK, *args, **kwargs)
         for part in parts if self._on else ():
             low_SBR = F.linear(x_SBK, _weight(part, DOWN))
             if _gathers(module):
-                low_SBR = reduce_scatter_to_sequence_parallel_region(low_SBR, group=module.tp_group)
+                low_SBR = meet(low_SBR, group=module.tp_group)
             y_SBN = self._plus(y_SBN, part, low_SBR)
         return y_SBN, bias
 
