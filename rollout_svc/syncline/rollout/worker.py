@@ -171,7 +171,7 @@ def parts_of(
     groups: int | None = None,
 ) -> tuple[Intake, Publisher]:
     """What takes and publishes the work of `job`: this one, or an evaluation of so many `groups` that is its guest."""
-    ledger = ledger_of(bus, spec, job, groups)
+    ledger = Ledger.under(bus, job, spec, groups)
     intake = Intake(bus, ledger, job, name, spec.limits.worker_idle, pinned=groups is not None)
     publisher = Publisher(
         ledger,
@@ -184,21 +184,6 @@ def parts_of(
         contract=spec.contract_digest(),
     )
     return intake, publisher
-
-
-def ledger_of(bus: Bus, spec: JobSpec, job: str, groups: int | None) -> Ledger:
-    """The ledger of `job`, with the bound and the policy that the spec states.
-
-    groups   of an evaluation, which is as one batch of one version; None: as many as an update takes
-    """
-    return Ledger(
-        bus,
-        job,
-        batch_groups=spec.batch.groups if groups is None else groups,
-        max_lag=spec.schedule.max_lag,
-        policy=spec.schedule.lag_policy,
-        max_attempts=spec.limits.attempts,
-    )
 
 
 def sessions_of(

@@ -74,14 +74,13 @@ class EvaluationJob(Job):
 
     def _end_open(self, reason: str) -> None:
         """What was counted, or would have been, was never to be trained on."""
-        for group, open_group in self._ledger.groups().items():
-            for entry in self._ledger.members(group, open_group.size):
-                if entry.state not in ("running", "buffered"):
-                    continue
-                if self.state.finished:
-                    self._ledger.end(entry.trajectory, "filtered", COUNTED)
-                else:
-                    self._ledger.end(entry.trajectory, "expired", reason)
+        for entry in self._ledger.open_lines():
+            if entry.state not in ("running", "buffered"):
+                continue
+            if self.state.finished:
+                self._ledger.end(entry.trajectory, "filtered", COUNTED)
+            else:
+                self._ledger.end(entry.trajectory, "expired", reason)
 
 
 def begin(tools: Tools, job: str, spec: JobSpec) -> EvaluationJob:

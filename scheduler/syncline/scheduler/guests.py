@@ -41,17 +41,10 @@ class Visit:
     """The evaluation that goes on."""
 
     def __init__(self, tools: Tools, job: str, asked: Asked) -> None:
-        spec, part = asked.spec, asked.part
+        spec = asked.spec
         self.asked, self.over = asked, False
         self.since, self.began = time.monotonic(), time.time()
-        self.ledger = Ledger(
-            tools.bus,
-            asked.job,
-            batch_groups=part.prompts,
-            max_lag=spec.schedule.max_lag,
-            policy=spec.schedule.lag_policy,
-            max_attempts=spec.limits.attempts,
-        )
+        self.ledger = Ledger.under(tools.bus, asked.job, spec, asked.part.prompts)
         self._feeder = HeldOut(asked.job, spec, self.ledger, tools.errands, tools.bus)
         self._watch = Watch()
         self._looked = float("-inf")
@@ -67,12 +60,10 @@ class Visit:
             return False
         self._looked = time.monotonic()
         self._feeder.again()
-        groups = self.ledger.groups()
         if self.over:
-            for group, one in groups.items():
-                for entry in self.ledger.members(group, one.size):
-                    if entry.state == "running" and entry.worker is None:
-                        self.ledger.end(entry.trajectory, "expired", "another version took its place")
+            for entry in self.ledger.open_lines():
+                if entry.state == "running" and entry.worker is None:
+                    self.ledger.end(entry.trajectory, "expired", "another version took its place")
         return all(group.phase == "ready" for group in self.ledger.groups().values())
 
 
@@ -125,10 +116,9 @@ class Guests:
         visit = self._visit
         if visit is None:
             return
-        for group, one in visit.ledger.groups().items():
-            for entry in visit.ledger.members(group, one.size):
-                if entry.state == "running":
-                    visit.ledger.end(entry.trajectory, "expired", "the job ended")
+        for entry in visit.ledger.open_lines():
+            if entry.state == "running":
+                visit.ledger.end(entry.trajectory, "expired", "the job ended")
         self._close(visit)
 
     # ---- inside
@@ -179,10 +169,9 @@ class Guests:
         result = conclude(self._bus, visit.ledger, visit.asked, folder / FOLDER, [folder])
         remember(self._bus, self._job, result, hours)
         self._bus.delete(GUEST.at(self._job))
-        for group, one in visit.ledger.groups().items():
-            for entry in visit.ledger.members(group, one.size):
-                if entry.state == "buffered":
-                    visit.ledger.end(entry.trajectory, "filtered", COUNTED)
+        for entry in visit.ledger.open_lines():
+            if entry.state == "buffered":
+                visit.ledger.end(entry.trajectory, "filtered", COUNTED)
         self._bus.hset(JOB.at(visit.asked.job), {"state": "succeeded", "ended": repr(time.time())})
         for key in KEYS:
             if key.scope == "job":

@@ -39,15 +39,7 @@ class Job:
     def __init__(self, tools: Tools, job: str, spec: JobSpec, saved: Saved) -> None:
         self.job, self.spec, self.saved = job, spec, saved
         self._tools, self._bus = tools, tools.bus
-        schedule, batch = spec.schedule, spec.batch
-        self._ledger = Ledger(
-            tools.bus,
-            job,
-            batch_groups=batch.groups,
-            max_lag=schedule.max_lag,
-            policy=schedule.lag_policy,
-            max_attempts=spec.limits.attempts,
-        )
+        self._ledger = Ledger.under(tools.bus, job, spec)
         self._feeder = Feeder(job, spec, self._ledger, tools.errands, tools.bus)
         self._lookout = Lookout(tools, job, spec, self._ledger)
         self._guests = Guests(tools, job, spec)
@@ -146,10 +138,9 @@ class Job:
 
     def _end_open(self, reason: str) -> None:
         self._feeder.note(self.saved.watch)
-        for group, open_group in self._ledger.groups().items():
-            for entry in self._ledger.members(group, open_group.size):
-                if entry.state in ("running", "buffered"):
-                    self._ledger.end(entry.trajectory, "expired", reason)
+        for entry in self._ledger.open_lines():
+            if entry.state in ("running", "buffered"):
+                self._ledger.end(entry.trajectory, "expired", reason)
         self._feeder.note(self.saved.watch, left=True)
 
     @property

@@ -56,7 +56,7 @@ class Desk:
         self._context, self._bus, self._job = context, context.bus, context.job
         self._name, self._backlog = name, backlog
         self._budget = spec.reward.within(spec.limits.batch_wait)
-        self._ledger = ledger_of(context, spec)
+        self._ledger = Ledger.under(context.bus, context.job, spec)
         self._prompt = lru_cache(maxsize=256)(prompt)
         self._prompting, self._telling = threading.Lock(), threading.Lock()
         self._looked = float("-inf")
@@ -214,16 +214,3 @@ class Desk:
         if state is None:
             return not self._bus.exists(JOB.at(self._job))
         return state.decode() in TERMINAL_JOB_STATES
-
-
-def ledger_of(context: ServiceContext, spec: JobSpec) -> Ledger:
-    """The job's ledger."""
-    schedule = spec.schedule
-    return Ledger(
-        context.bus,
-        context.job,
-        batch_groups=spec.batch.groups,
-        max_lag=schedule.max_lag,
-        policy=schedule.lag_policy,
-        max_attempts=spec.limits.attempts,
-    )

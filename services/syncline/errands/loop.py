@@ -131,16 +131,7 @@ class Scoring:
         if raw is None:
             return None
         spec = JobSpec.model_validate_json(raw)
-        schedule = spec.schedule
-        ledger = Ledger(
-            self._bus,
-            job,
-            batch_groups=spec.batch.groups,
-            max_lag=schedule.max_lag,
-            policy=schedule.lag_policy,
-            max_attempts=spec.limits.attempts,
-        )
-        self._jobs[job] = _Job(spec, ledger, Forker(spec))
+        self._jobs[job] = _Job(spec, Ledger.under(self._bus, job, spec), Forker(spec))
         while len(self._jobs) > _JOBS:
             self._jobs.popitem(last=False)[1].forker.close()
         return self._jobs[job]

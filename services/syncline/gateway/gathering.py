@@ -36,15 +36,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
 
 def ledger_of(bus: Bus, record: JobRecord) -> Ledger:
     """The job's ledger, for looking."""
-    spec = record.spec
-    return Ledger(
-        bus,
-        record.id,
-        batch_groups=spec.batch.groups,
-        max_lag=spec.schedule.max_lag,
-        policy=spec.schedule.lag_policy,
-        max_attempts=spec.limits.attempts,
-    )
+    return Ledger.under(bus, record.id, record.spec)
 
 
 def place_of(job: str, trajectory: str) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from syncline.contract import lag
 from syncline.contract.events import WorkItem
@@ -50,6 +50,9 @@ from syncline.runtime.ledger_shapes import (
     UnknownTrajectory,
 )
 from syncline.runtime.ledger_view import LedgerView
+
+if TYPE_CHECKING:
+    from syncline.contract.job import JobSpec
 
 __all__ = [
     "STATES",
@@ -90,6 +93,21 @@ class Ledger(LedgerView):
         self.max_attempts = max_attempts
         names = (ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, TRAJECTORIES, DEAD, OUTCOMES)
         self._keys = [key.at(job) for key in names]
+
+    @classmethod
+    def under(cls, bus: Bus, job: str, spec: JobSpec, groups: int | None = None) -> Self:
+        """The ledger of `job` under the law that `spec` states.
+
+        groups   of an evaluation, which is as one batch of one version; None: as many as an update takes
+        """
+        return cls(
+            bus,
+            job,
+            batch_groups=spec.batch.groups if groups is None else groups,
+            max_lag=spec.schedule.max_lag,
+            policy=spec.schedule.lag_policy,
+            max_attempts=spec.limits.attempts,
+        )
 
     # ---- rollout and scheduler ----------------------------------------------------------------------------
     def submit(self, items: Sequence[WorkItem], group_size: int, demand: Demand = "") -> bool:

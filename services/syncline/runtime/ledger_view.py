@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from syncline.contract.events import LedgerSample
 from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, OUTCOMES, READY, WORK
@@ -89,6 +89,11 @@ class LedgerView:
     def members(self, group: int, size: int) -> list[LedgerEntry]:
         """Lines of a group's members, in order."""
         return list(self.entries(trajectory_id(self.job, group, i) for i in range(size)).values())
+
+    def open_lines(self) -> Iterator[LedgerEntry]:
+        """Lines of the members of all groups that are open now, group by group: one may be ended while they come."""
+        for group, one in self.groups().items():
+            yield from self.members(group, one.size)
 
     def recount(self) -> dict[str, int]:
         """The states counted from the lines themselves: slow, for audits of `counts`."""

@@ -54,14 +54,7 @@ def assemble(ctx: ServiceContext) -> Parts:
     folder = ctx.settings.job_dir(job)
     spec = JobSpec.model_validate_json((folder / "spec.json").read_bytes())
     spec_hash, contract = spec.hash(), spec.contract_digest()
-    ledger = Ledger(
-        ctx.bus,
-        job,
-        batch_groups=spec.batch.groups,
-        max_lag=spec.schedule.max_lag,
-        policy=spec.schedule.lag_policy,
-        max_attempts=spec.limits.attempts,
-    )
+    ledger = Ledger.under(ctx.bus, job, spec)
     prefixes = canaries.prefixes(spec, ctx.settings.models)
     engine = build_engine(spec, ctx.settings.models, folder / "trainer")
     intake = Intake(ctx.bus, ledger, spec, spec_hash)
