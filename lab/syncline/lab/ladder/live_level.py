@@ -72,7 +72,7 @@ def _active(subject: Subject) -> list[str]:
 
 def _cold(subject: Subject) -> list[str]:
     """Records whose scores differ between the engine that took each version in turn and one that took this alone."""
-    warm = [score.logprobs for score in subject.prefill("wide")]
+    warm = [score.logprobs for score in subject.prefill(subject.contract.rollout.kv_cache)]
     fresh = engine_of(subject.pair)
     cold = [
         fresh.score(
@@ -83,8 +83,6 @@ def _cold(subject: Subject) -> list[str]:
         ).logprobs
         for record in subject.records
     ]
-    if subject.contract.rollout.kv_cache != "wide":
-        warm = [score.logprobs for score in subject.prefill(subject.contract.rollout.kv_cache)]
     pairs = zip(subject.records, warm, cold, strict=True)
     return [record.trajectory for record, a, b in pairs if tuple(a) != tuple(b)]
 
@@ -133,8 +131,7 @@ def _in_flight(subject: Subject) -> Iterator[Check]:
                 if chunk.adapter != adapter_of(pair, chunk.version):
                     mislabelled.append(f"{names[-1]} adapter {chunk.adapter}")
     bound, source = order_of(subject)
-    check = gap("each span is of the version that it names", found, wanted, names, bound=bound, source=source)
-    yield check
+    yield gap("each span is of the version that it names", found, wanted, names, bound=bound, source=source)
     yield same("each span names its version's adapter", mislabelled, "immutable names, one per version")
     missing = {old.serving[0] if old.serving else None, pair.version} - versions
     yield same(
