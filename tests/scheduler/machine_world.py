@@ -123,6 +123,8 @@ class World:
         self.state, commands = self.on.machine.step(before, event)
         self.on.invariants.check(self.state)
         self.on.invariants.check_step(before, event, self.state, commands)
+        if self.on.stages.counted(self.state) != self.state:
+            raise Wrong(f"acknowledgements are miscounted after {event}: {self.state}")
         self.perform(commands)
         self.judge()
 

@@ -68,14 +68,32 @@ MUTANTS = (
     Mutant(
         "one sleeper is enough",
         "stages",
-        '"rollouts asleep": lambda s: all(',
-        '"rollouts asleep": lambda s: any(',
+        "s.sleepers == rollouts(s)",
+        "s.sleepers >= 1",
     ),
     Mutant(
         "one listener is enough",
         "stages",
-        "    return all(\n        max(engine.slept, engine.woke)",
-        "    return any(\n        max(engine.slept, engine.woke)",
+        "state.hearers == rollouts(state)",
+        "state.hearers >= 1",
+    ),
+    Mutant(
+        "a sleeper counts twice",
+        "stages",
+        "old.slept < state.rollout_since <= new.slept",
+        "state.rollout_since <= new.slept",
+    ),
+    Mutant(
+        "what was acknowledged before counts for the new gate",
+        "machine",
+        "state.hearers if old.gate == new.gate else 0",
+        "state.hearers",
+    ),
+    Mutant(
+        "sleep under an older order counts",
+        "machine",
+        "state.sleepers if old.rollout == new.rollout else 0",
+        "state.sleepers",
     ),
     Mutant(
         "a pause is not leaving",

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import msgspec
 from hypothesis import strategies as st
 from machine_world import Group, Machine, World, Wrong
 
@@ -86,7 +85,7 @@ def folds(on: Machine, story: Story) -> None:
         raise Wrong("folding the log gives another state")
     half = len(world.log) // 2
     middle = on.machine.fold(world.first, world.log[:half])
-    loaded = msgspec.json.decode(msgspec.json.encode(middle), type=type(middle))
+    loaded = on.stages.restored(on.stages.saved(middle))
     if on.machine.fold(loaded, world.log[half:]) != world.state:
         raise Wrong("a state that was saved and loaded goes another way")
 

@@ -14,7 +14,7 @@ from syncline.contract.version_path import VersionId
 from syncline.runtime.ledger_shapes import LedgerEntry, OpenGroup
 from syncline.scheduler.machine import begin
 from syncline.scheduler.observe import Seen, ledger_events, room, seen
-from syncline.scheduler.stages import Engine, Stage, State
+from syncline.scheduler.stages import Engine, Stage, State, counted, fleet
 from syncline.scheduler.waits import judge_waits, waits
 
 SPEC = JobSpec.model_validate({"name": "n", "model": {"name": "m"}, "batch": {"groups": 2}})
@@ -24,9 +24,9 @@ EMPTY = Seen(in_flight=0, ready=0, claimable=False, claimed=False, open=0, uncla
 def state(stage: Stage, **facts: Any) -> State:
     """A state whose engines have acknowledged the present orders."""
     first, _ = begin(4, ("w0",), "colocated")
-    engines = {name: Engine(slept=9, woke=9) for name in first.engines}
-    values = {"engines": engines, "seq": 9, "minted": VersionId(0, 1), "drained": False, **facts}
-    return msgspec.structs.replace(first, stage=stage, **values)
+    engines = {name: Engine(slept=9, woke=9) for name in first.engines} | facts.pop("engines", {})
+    values = {"seq": 9, "minted": VersionId(0, 1), "drained": False, **facts}
+    return counted(msgspec.structs.replace(first, stage=stage, engines=fleet(engines.items()), **values))
 
 
 def group(oldest: int, phase: Any = "ready") -> OpenGroup:

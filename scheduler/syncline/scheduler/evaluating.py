@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from syncline.contract import events as e
 from syncline.contract.version_path import VersionId
 from syncline.scheduler.machine import Command, Order
-from syncline.scheduler.stages import STANCES, End, Engine, Stage, Stance, State
+from syncline.scheduler.stages import STANCES, End, Engine, Stage, Stance, State, fleet
 
 ORDERED: Mapping[Stage, Stance] = {
     "sync": STANCES["sync"],
@@ -33,7 +33,7 @@ ORDERED: Mapping[Stage, Stance] = {
 
 def begin(version: VersionId, workers: tuple[str, ...]) -> tuple[State, tuple[Command, ...]]:
     """A job's first state and order: workers wake and are brought to `version`."""
-    engines = {name: Engine() for name in workers}
+    engines = fleet((name, Engine()) for name in workers)
     state = State(
         updates=0, engines=engines, mode="colocated", wanted="colocated", stage="sync", minted=version
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from syncline.contract import events as e
 from syncline.scheduler.machine import Allow, Command, Order
-from syncline.scheduler.stages import STANCES, End, State, version_waits
+from syncline.scheduler.stages import STANCES, End, State, rollouts, version_waits
 
 
 class BrokenInvariant(Exception):
@@ -39,11 +39,9 @@ def check(state: State) -> None:
         or result.state != "succeeded"
         or (state.finished and not version_waits(state)),
         "orders are numbered": min(sinces) >= 1 and max(sinces) <= state.seq,
-        "no one acknowledged an order that was not given": all(
-            max(engine.slept, engine.woke) <= state.seq for engine in state.engines.values()
-        ),
+        "no more have acknowledged than there are": max(state.sleepers, state.hearers) <= rollouts(state),
     }
-    _hold(rules, f"{state}")
+    _hold(rules, state)
 
 
 def check_step(before: State, event: e.Event, after: State, commands: tuple[Command, ...]) -> None:
@@ -67,12 +65,15 @@ def check_step(before: State, event: e.Event, after: State, commands: tuple[Comm
         "active versions never fall": active is None or (after.active is not None and after.active >= active),
         "submission follows the gate": allows == ([now] if was != now else []),
         "a job ends once": len(ends) == (after.stage == "done" and not over),
-        "an ended job stays ended": not over or after == before,
+        "an ended job stays ended": not over or after is before,
+        "no one acknowledged an order that was not given": not isinstance(event, e.Slept | e.Woke)
+        or event.who not in after.engines
+        or after.engines[event.who].newest <= before.seq,
     }
-    _hold(rules, f"{before} -{event}-> {after} with {commands}")
+    _hold(rules, before, event, after, commands)
 
 
-def _hold(rules: Mapping[str, bool], where: str) -> None:
+def _hold(rules: Mapping[str, bool], *where: object) -> None:
     for rule, holds in rules.items():
         if not holds:
-            raise BrokenInvariant(f"{rule}: {where}")
+            raise BrokenInvariant(f"{rule}: {' '.join(map(str, where))}")

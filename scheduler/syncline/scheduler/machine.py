@@ -57,6 +57,9 @@ from syncline.scheduler.stages import (
     Engine,
     Stage,
     State,
+    acknowledged,
+    counted,
+    fleet,
 )
 
 
@@ -87,8 +90,8 @@ class Circling(Exception):
 
 def begin(updates: int, workers: tuple[str, ...], mode: e.Mode) -> tuple[State, tuple[Command, ...]]:
     """A job's first state and orders: the trainer wakes and mints version 0 while rollout sleeps."""
-    engines = {name: Engine(slept=1) for name in (*workers, TRAINER)}
-    state = State(updates=updates, engines=engines, mode=mode, wanted=mode)
+    engines = fleet((name, Engine(slept=1)) for name in (*workers, TRAINER))
+    state = counted(State(updates=updates, engines=engines, mode=mode, wanted=mode))
     return state, (_order(state), Allow(submit=False))
 
 
@@ -145,6 +148,8 @@ def _enter(state: State, to: Stage | Literal["hub"]) -> State:
         rollout_since=state.rollout_since if old.rollout == new.rollout else seq,
         trainer_since=state.trainer_since if old.trainer == new.trainer else seq,
         gate_since=state.gate_since if old.gate == new.gate else seq,
+        sleepers=state.sleepers if old.rollout == new.rollout else 0,  # nobody can have heard a new order yet
+        hearers=state.hearers if old.gate == new.gate else 0,
         base=state.minted if stage == "train" else state.base,
         batch=state.batch and stage == "drain",
         short=False,
@@ -163,11 +168,9 @@ def _absorb(state: State, event: e.Event) -> State:
     change = msgspec.structs.replace
     match event:
         case e.Slept(who=who, seq=seq) if who in state.engines and seq <= state.seq:
-            engine = state.engines[who]
-            return _with(state, who, change(engine, slept=max(engine.slept, seq)))
+            return acknowledged(state, who, slept=seq)
         case e.Woke(who=who, seq=seq) if who in state.engines and seq <= state.seq:
-            engine = state.engines[who]
-            return _with(state, who, change(engine, woke=max(engine.woke, seq)))
+            return acknowledged(state, who, woke=seq)
         case e.BatchReady(seq=seq):
             seen = state.stage in ("sample", "drain") and seq >= state.gate_since
             return change(state, batch=state.batch or seen)
@@ -202,10 +205,6 @@ def _absorb(state: State, event: e.Event) -> State:
 
 def _fail(state: State, who: str, reason: str) -> State:
     return msgspec.structs.replace(state, result=End(state="failed", reason=f"{who}: {reason}"))
-
-
-def _with(state: State, who: str, engine: Engine) -> State:
-    return msgspec.structs.replace(state, engines={**state.engines, who: engine})
 
 
 def _newer(known: VersionId | None, version: VersionId) -> VersionId:

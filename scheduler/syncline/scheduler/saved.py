@@ -15,7 +15,8 @@ from syncline.contract.streams import JOB, LOCK, MACHINE, PHASE, PHASES, RATES
 from syncline.runtime.bus import Bus, Value, pack
 from syncline.runtime.lease import LeaseLost
 from syncline.scheduler.prompts import Drawn
-from syncline.scheduler.stages import State
+from syncline.scheduler.stages import State, restored
+from syncline.scheduler.stages import saved as packed
 
 SERVICE = "scheduler"
 
@@ -64,7 +65,7 @@ def load(bus: Bus, job: str) -> Saved | None:
         return None
     try:
         return Saved(
-            state=msgspec.json.decode(fields[b"state"], type=State),
+            state=restored(fields[b"state"]),
             cursor=fields[b"cursor"].decode(),
             watch=msgspec.json.decode(fields[b"watch"], type=Watch),
             turn=int(fields[b"turn"]),
@@ -85,7 +86,7 @@ def save(
     """Write memory, orders, measured rewards and fields of the job hash in one script. Raises `LeaseLost`."""
     saved.turn += 1
     keys = [LOCK.at(SERVICE), MACHINE.at(job), PHASE.at(job), PHASES.at(job), JOB.at(job), RATES.at(job)]
-    memory: list[Value] = [msgspec.json.encode(saved.state), saved.cursor, msgspec.json.encode(saved.watch)]
+    memory: list[Value] = [packed(saved.state), saved.cursor, msgspec.json.encode(saved.watch)]
     told = [part for pair in fields.items() for part in pair]
     args: list[Value] = [holder, saved.turn, *memory, len(orders), len(rates)]
     args += [*map(pack, orders), *(part for pair in rates.items() for part in pair), *told]

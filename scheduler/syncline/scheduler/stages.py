@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
+from rpds import HashTrieMap
 
 from syncline.contract import events as e
 from syncline.contract.version_path import VersionId
@@ -23,6 +24,17 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     slept: int = 0
     woke: int = 0
 
+    @property
+    def newest(self) -> int:
+        """The newest order acknowledged in either way."""
+        return max(self.slept, self.woke)
+
+
+if TYPE_CHECKING:
+    Engines = HashTrieMap[str, Engine]
+else:
+    Engines = HashTrieMap  # which takes no parameters at run time
+
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """Command: the job has ended."""
@@ -32,10 +44,14 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the machine knows of a job."""
+    """All that the machine knows of a job.
+
+    `engines` shares what it has in common with the state before it, and two counts follow every acknowledgement, so a
+    step costs the same for ten workers as for ten thousand.
+    """
 
     updates: int  # versions to make
-    engines: dict[str, Engine]  # rollout workers and the trainer, by name
+    engines: Engines  # rollout workers and the trainer, by name
     mode: e.Mode
     wanted: e.Mode
     stage: Stage = "train"
@@ -43,6 +59,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     rollout_since: int = 1  # first of the unbroken run of orders with the present value for rollout
     trainer_since: int = 1
     gate_since: int = 1
+    sleepers: int = 0  # rollout workers that have acknowledged an order to sleep since `rollout_since`
+    hearers: int = 0  # rollout workers that have acknowledged any order since `gate_since`
     minted: VersionId | None = None
     active: VersionId | None = None
     base: VersionId | None = None  # newest version when `train` began
@@ -87,11 +105,56 @@ def asleep(state: State, name: str) -> bool:
 
 def heard(state: State) -> bool:
     """Whether every rollout worker has acknowledged the gate as it is now: none acts on an older order."""
-    return all(
-        max(engine.slept, engine.woke) >= state.gate_since
-        for name, engine in state.engines.items()
-        if name != TRAINER
+    return state.hearers == rollouts(state)
+
+
+def rollouts(state: State) -> int:
+    """How many rollout workers there are."""
+    return len(state.engines) - (TRAINER in state.engines)
+
+
+def acknowledged(state: State, name: str, slept: int = 0, woke: int = 0) -> State:
+    """The state once `name` has acknowledged these orders."""
+    old: Engine = state.engines[name]
+    new = Engine(slept=max(old.slept, slept), woke=max(old.woke, woke))
+    engines = state.engines.insert(name, new)
+    if name == TRAINER:
+        return msgspec.structs.replace(state, engines=engines)
+    return msgspec.structs.replace(
+        state,
+        engines=engines,
+        sleepers=state.sleepers + (old.slept < state.rollout_since <= new.slept),
+        hearers=state.hearers + (old.newest < state.gate_since <= new.newest),
     )
+
+
+def counted(state: State) -> State:
+    """`state` with both counts made from its engines: what they must be, whatever they are."""
+    workers = [engine for name, engine in state.engines.items() if name != TRAINER]
+    return msgspec.structs.replace(
+        state,
+        sleepers=sum(engine.slept >= state.rollout_since for engine in workers),
+        hearers=sum(engine.newest >= state.gate_since for engine in workers),
+    )
+
+
+def fleet(engines: Iterable[tuple[str, Engine]]) -> Engines:
+    """Engines as a state holds them."""
+    return HashTrieMap(dict(engines))
+
+
+def saved(state: State) -> bytes:
+    """The state as JSON."""
+    return msgspec.json.encode(state, enc_hook=dict)
+
+
+def restored(text: bytes) -> State:
+    """The state that `saved` wrote. Raises `msgspec.MsgspecError` for anything else."""
+
+    def engines(_: type, found: Any) -> Engines:
+        return fleet(msgspec.convert(found, dict[str, Engine]).items())
+
+    return counted(msgspec.json.decode(text, type=State, dec_hook=engines))
 
 
 def version_waits(state: State) -> bool:
@@ -106,7 +169,7 @@ FACTS: Mapping[str, Callable[[State], bool]] = {
     "batch": lambda s: s.batch,
     "short": lambda s: s.short,
     "drained": lambda s: s.drained,
-    "rollouts asleep": lambda s: all(asleep(s, name) for name in s.engines if name != TRAINER),
+    "rollouts asleep": lambda s: STANCES[s.stage].rollout == "asleep" and s.sleepers == rollouts(s),
     "trainer asleep": lambda s: asleep(s, TRAINER),
     "disjoint": lambda s: s.mode == "disjoint",
     "leaving": lambda s: s.paused or s.wanted != s.mode,
