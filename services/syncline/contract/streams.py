@@ -67,6 +67,33 @@ IDEMPOTENCY = Key(
     ends="ttl",
     says="idempotency key -> job id and spec hash, 24 hours",
 )
+OWNED = Key(
+    name="owned",
+    scope="id",
+    kind="zset",
+    writers=("gateway",),
+    readers=("gateway",),
+    ends="forever",
+    says="a tenant's jobs (id: the tenant) by submission time; one whose hash and folder are gone is taken out",
+)
+UNENDED = Key(
+    name="unended",
+    scope="id",
+    kind="set",
+    writers=("gateway",),
+    readers=("gateway",),
+    ends="forever",
+    says="a tenant's jobs that were not over when it last submitted one; never more than its quota",
+)
+RATE = Key(
+    name="rate",
+    scope="id",
+    kind="hash",
+    writers=("gateway",),
+    readers=("gateway",),
+    ends="ttl",
+    says="a tenant's bucket of requests: tokens left, and when that was, by the server's clock",
+)
 HEARTBEAT = Key(
     name="heartbeat",
     scope="id",

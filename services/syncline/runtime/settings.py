@@ -26,6 +26,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache: Path | None = None  # where workers keep stores of their own; None: below the job's folder
     sglang: Path = Path(".venv-sglang/bin/python").absolute()  # interpreter of SGLang's own environment
     token: str | None = None  # bearer token of the gateway; not handed on by `environ()`
+    tokens: Path | None = None  # digests of the tenants' tokens; None: `tokens.json` in the run root
+    tls_cert: Path | None = None  # certificate chain of the gateway; None: it speaks plain HTTP
+    tls_key: Path | None = None  # the certificate's private key
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -49,6 +52,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             cache=Path(given["SYNCLINE_CACHE"]).absolute() if "SYNCLINE_CACHE" in given else None,
             sglang=Path(given.get("SYNCLINE_SGLANG", ".venv-sglang/bin/python")).absolute(),
             token=given.get("SYNCLINE_TOKEN"),
+            tokens=_path(given.get("SYNCLINE_TOKENS")),
+            tls_cert=_path(given.get("SYNCLINE_TLS_CERT")),
+            tls_key=_path(given.get("SYNCLINE_TLS_KEY")),
         )
 
     def environ(self) -> dict[str, str]:
@@ -64,6 +70,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "SYNCLINE_SGLANG": str(self.sglang),
             "SYNCLINE_CACHE": None if self.cache is None else str(self.cache),
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp,
+            "SYNCLINE_TOKENS": _text(self.tokens),
+            "SYNCLINE_TLS_CERT": _text(self.tls_cert),
+            "SYNCLINE_TLS_KEY": _text(self.tls_key),
         }
         return {name: value for name, value in named.items() if value is not None}
 
@@ -85,9 +94,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return (folder / "workers" if self.cache is None else self.cache / job) / worker
 
     @property
+    def token_store(self) -> Path:
+        """The file with the digests of the tenants' tokens."""
+        return self.runs / "tokens.json" if self.tokens is None else self.tokens
+
+    @property
     def traces(self) -> Path:
         """The span store that all processes of this run root share."""
         return self.runs / "traces.sqlite"
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text).absolute()
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _redis_url(text: str) -> str:
