@@ -88,7 +88,7 @@ def test_a_batch_links_more_trajectories_than_the_sdk_s_default(store: Path) -> 
 def test_only_hops_of_the_two_paths_have_spans(store: Path) -> None:
     stranger = Hop(name="token.imagined", done_by="rollout")
     with (
-        pytest.raises(ValueError, match=r"'token.imagined' is on neither path"),
+        pytest.raises(ValueError, match=r"'token.imagined' is on no path"),
         tracing.hop(stranger, job="j1"),
     ):
         pass

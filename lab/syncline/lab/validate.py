@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-import msgspec
-
 from syncline.contract.job import JobSpec
+from syncline.contract.validation import PAGE
+from syncline.contract.validation_words import line, text
+from syncline.lab.evidence import Evidence
 from syncline.lab.ladder.climb import LEVELS, climb
-from syncline.lab.ladder.page import line, page, text
 from syncline.lab.ladder.records import Level, Result
 from syncline.lab.pair import one_thread
-from syncline.runtime.durable import write_whole
 
 
 def levels_of(given: str) -> tuple[Level, ...]:
@@ -52,19 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spec = JobSpec.model_validate_json(sys.stdin.read())
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     one_thread()
+    args.out.mkdir(parents=True, exist_ok=True)
+    evidence = Evidence(args.out, spec, {})
     try:
         with tempfile.TemporaryDirectory(prefix="syncline-validate-") as scratch:
-            report = climb(spec, args.models, Path(scratch), args.levels, _tell)
+            report = climb(spec, args.models, Path(scratch), args.levels, lambda r: _tell(evidence.note(r)))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
-    args.out.mkdir(parents=True, exist_ok=True)
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    write_whole(args.out / "validation.json", encoded)
-    write_whole(args.out / "validation.html", page(report).encode())
+    report, encoded = evidence.finish(report)
     sys.stdout.write(encoded.decode() + "\n" if args.json else text(report))
     if not args.json:
-        sys.stdout.write(f"figures: {args.out / 'validation.html'}\n")
+        sys.stdout.write(f"figures: {args.out / PAGE}\n")
     return 0 if report.failed_at is None else 1
 
 

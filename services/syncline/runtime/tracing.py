@@ -1,9 +1,8 @@
-"""Tracing: spans for the hops of the two paths, and for nothing else. The only importer of opentelemetry.
+"""Tracing: spans for the hops of the paths, and for nothing else. The only importer of opentelemetry.
 
-A span name is a `Hop` of TOKEN_PATH or VERSION_PATH. Spans go to the local store (always, once `setup` names
-one) and to an OTLP endpoint (when there is one), in the background. The data record is the truth and a trace
-is a view: `losses()` says how many spans the view lacks. Trace context travels in messages as a W3C
-traceparent string.
+A span name is a `Hop` of TOKEN_PATH, VERSION_PATH or VALIDATION_PATH. Spans go to the local store (always, once
+`setup` names one) and to an OTLP endpoint (when there is one), in the background. The data record is the truth and a
+trace is a view: `losses()` says how many spans it lacks. Trace context travels in messages as a W3C traceparent.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from syncline.contract.hops import Hop
 from syncline.contract.token_path import TOKEN_PATH
+from syncline.contract.validation import VALIDATION_PATH
 from syncline.contract.version_path import VERSION_PATH, VersionId
 from syncline.runtime.trace_store import (
     SpanRecord,
@@ -46,7 +46,7 @@ Plain = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[floa
 Given = Plain | VersionId | None
 
 _LOG = logging.getLogger(__name__)
-_HOPS = {hop.name: hop for hop in (*TOKEN_PATH, *VERSION_PATH)}
+_HOPS = {hop.name: hop for hop in (*TOKEN_PATH, *VERSION_PATH, *VALIDATION_PATH)}
 _LIMIT = 65536  # links, events and attributes of one span: a batch links every trajectory in it
 _QUEUE = 65536  # finished spans that may wait for the background writer
 
@@ -253,7 +253,7 @@ def record(
 
 def _start(hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) -> otel.Span:
     if _HOPS.get(hop.name) != hop:
-        raise ValueError(f"hop {hop.name!r} is on neither path: TOKEN_PATH and VERSION_PATH name all spans")
+        raise ValueError(f"hop {hop.name!r} is on no path: the paths in `contract` name all spans")
     inside = otel.NonRecordingSpan(_context(parent)) if parent else otel.INVALID_SPAN
     before = otel.set_span_in_context(inside, Context())  # never what this thread happens to be in
     joined = [otel.Link(_context(link)) for link in links]

@@ -1,10 +1,10 @@
-"""A climb as text for people and as one HTML file that needs nothing else. Pure."""
+"""A climb as one HTML file that needs nothing else. Pure."""
 
 from __future__ import annotations
 
 from html import escape
 
-from syncline.lab.ladder.records import TITLES, Check, Report, Result
+from syncline.contract.validation import TITLES, Report, Result
 
 STYLE = """
 :root { --ink:#1d2530; --soft:#5b6675; --line:#dfe4ea; --page:#f6f7f9; --card:#fff; --good:#2b8a3e; --bad:#c92a2a; }
@@ -19,36 +19,7 @@ td.n { font-variant-numeric:tabular-nums; white-space:nowrap; } .soft { color:va
 """
 
 
-HEAD = "<tr><th></th><th>check</th><th>found</th><th>at most</th><th></th><th>bound from</th></tr>"
-
-
-def line(result: Result) -> str:
-    """One level on one line, as it ends."""
-    word = "holds" if result.holds else "FAILS"
-    return f"{result.level}  {TITLES[result.level][0]:26} {word}  {len(result.checks):2} checks  {result.seconds:.1f} s"
-
-
-def text(report: Report) -> str:
-    """What failed and what to look at; one line if nothing did."""
-    if report.failed_at is None:
-        levels = ", ".join(str(result.level) for result in report.results)
-        return f"{report.recipe} on {report.model}: levels {levels} hold\n"
-    out = []
-    for result in report.results:
-        if not result.holds:
-            out.append(f"level {result.level} fails: {TITLES[result.level][1]}")
-            out += [f"  {result.broke}"] if result.broke else []
-            out += [f"  {words(check)}" for check in result.failed]
-    if report.diagnosis is not None:
-        said = report.diagnosis
-        out += [f"symptom   {said.symptom}", f"cause     {said.cause}", f"look at   {said.check_next}"]
-    return "\n".join(out) + "\n"
-
-
-def words(check: Check) -> str:
-    """A check with its figures."""
-    where = f", at {check.where}" if check.where else ""
-    return f"{check.name}: {check.found:.3g} {check.unit}, at most {check.bound:.3g} ({check.source}){where}"
+HEAD = "<tr><th></th><th>check</th><th>found</th><th>at most</th><th>when it held</th><th></th><th>bound from</th></tr>"
 
 
 def page(report: Report) -> str:
@@ -77,7 +48,8 @@ def _section(result: Result) -> str:
     rows = "".join(
         f'<tr><td class="{"good" if c.holds else "bad"}">{"holds" if c.holds else "fails"}</td>'
         f'<td>{escape(c.name)}<br><span class="soft">{escape(c.where)}</span></td>'
-        f'<td class="n">{c.found:.3g}</td><td class="n">{c.bound:.3g}</td><td>{escape(c.unit)}</td>'
+        f'<td class="n">{c.found:.3g}</td><td class="n">{c.bound:.3g}</td>'
+        f'<td class="n">{"" if c.baseline is None else f"{c.baseline:.3g}"}</td><td>{escape(c.unit)}</td>'
         f'<td class="soft">{escape(c.source)}</td></tr>'
         for c in result.checks
     )
@@ -86,6 +58,11 @@ def _section(result: Result) -> str:
     )
     return (
         f"<section><h2>{result.level}. {escape(name)}: {word}</h2>"
-        f'<p class="soft">A failure here localizes {escape(localizes)}. {result.seconds:.1f} s</p>'
+        f'<p class="soft">A failure here localizes {escape(localizes)}. {result.seconds:.1f} s{_file(result)}</p>'
         f"{broke}{table}</section>"
     )
+
+
+def _file(result: Result) -> str:
+    name = escape(result.evidence)
+    return f', figures: <a href="{name}">{name}</a>' if name else ""

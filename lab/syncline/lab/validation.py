@@ -1,0 +1,180 @@
+"""`python -m syncline.lab.validation JOB NUMBER [--attached]`: one validation, from its `request.json`.
+
+Ends at SIGTERM, when `cancelled` appears in its folder, and, if `--attached`, with whoever started it: standard input
+is then a pipe that nobody writes to. Begun again it climbs from the first level.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+
+from syncline.contract.job import JobSpec
+from syncline.contract.validation import (
+    CANCELLED,
+    CLIMBED,
+    FOLDER,
+    LEVEL,
+    REPORT,
+    Check,
+    Report,
+    Result,
+    ValidationProgress,
+    ValidationRequest,
+)
+from syncline.contract.validation_words import boundary
+from syncline.lab.evidence import Evidence, earlier
+from syncline.lab.ladder.climb import climb
+from syncline.lab.pair import one_thread
+from syncline.runtime import tracing, validations
+from syncline.runtime.settings import Settings
+
+ELSEWHERE, CANNOT = 75, 1
+LOOK = 0.2  # seconds between looks for `cancelled`
+
+
+def main(job: str, number: int, attached: bool = False) -> int:
+    """0: there is a report; 1: there will be none, and `failed.json` says why; 75: another process is at it."""
+    settings = Settings.read(os.environ)
+    folder = settings.job_dir(job)
+    signal.signal(signal.SIGTERM, _terminated)
+    with validations.climbing(folder, number) as place:
+        if place is None:
+            return ELSEWHERE
+        _watch(place / CANCELLED, attached)
+        try:
+            if not (place / REPORT).exists():
+                request = validations.request_of(folder, number)
+                assert request is not None, "who starts this has written the request"
+                _climb(request, settings, place)
+        except (ValueError, OSError) as error:
+            validations.broken(place, f"{type(error).__name__}: {error}")
+            return CANNOT
+    return 0
+
+
+def _climb(request: ValidationRequest, settings: Settings, place: Path) -> None:
+    """Climb, telling each level on disk; the report comes last, when its spans are written."""
+    spec = JobSpec.model_validate_json(request.spec)
+    one_thread()
+    folder = settings.job_dir(request.job)
+    evidence = Evidence(place, spec, earlier(_reports(folder, request.number), spec))
+    done: list[tuple[Result, float]] = []
+    levels = sorted(request.levels)
+
+    def progress() -> None:
+        results = tuple(result for result, _ in done)
+        now = next((level for level in levels if level not in {result.level for result in results}), None)
+        validations.note(place, ValidationProgress(results=results, now=now))
+
+    def tell(result: Result) -> None:
+        done.append((evidence.note(result), time.time()))
+        progress()
+
+    progress()
+    began = time.time()
+    report = climb(spec, settings.models, place / validations.SCRATCH, request.levels, tell)
+    _spans(request, settings, report, began, done)
+    evidence.finish(report)
+
+
+def _reports(folder: Path, before: int) -> Iterator[Report]:
+    """Reports of the job's earlier validations, newest first."""
+    for number in reversed(validations.numbers(folder)):
+        path = validations.folder_of(folder, number) / REPORT
+        if number < before and path.is_file():
+            yield msgspec.json.decode(path.read_bytes(), type=Report)
+
+
+def _spans(
+    request: ValidationRequest,
+    settings: Settings,
+    report: Report,
+    began: float,
+    done: Sequence[tuple[Result, float]],
+) -> None:
+    """Told afterwards: what the ladder's own engines pass on the way is no path of any job's."""
+    tracing.setup("validation", str(request.number), settings.traces, settings.otlp)
+    failed = report.failed_at
+    parent = tracing.record(
+        CLIMBED,
+        request.traceparent or None,
+        began,
+        time.time(),
+        request.links,
+        job=request.job,
+        number=request.number,
+        why=request.why,
+        version=request.version or None,
+        levels=",".join(map(str, sorted(request.levels))),
+        verdict="holds" if failed is None else "fails",
+        boundary=None if failed is None else boundary(failed),
+        evidence=f"{request.job}/{FOLDER}/{request.number}",
+    )
+    for result, at in done:
+        worst = _worst(result)
+        tracing.record(
+            LEVEL,
+            parent,
+            at - result.seconds,
+            at,
+            job=request.job,
+            number=request.number,
+            level=result.level,
+            verdict="holds" if result.holds else "fails",
+            checks=len(result.checks),
+            worst=None if worst is None else worst.name,
+            found=None if worst is None else f"{worst.found:.3g}",
+            bound=None if worst is None else f"{worst.bound:.3g}",
+        )
+    tracing.shutdown()
+
+
+def _worst(result: Result) -> Check | None:
+    """The first that fails, or of those that hold the one that is nearest to its bound."""
+    if result.failed:
+        return result.failed[0]
+    measured = [check for check in result.checks if check.bound > 0]
+    return max(measured or result.checks, key=lambda c: c.found / c.bound if c.bound else 0.0, default=None)
+
+
+# ---- how it ends -------------------------------------------------------------------------------------------------
+def _terminated(_: int, __: FrameType | None) -> NoReturn:
+    """SIGTERM: leave by way of what cleans up."""
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _watch(cancelled: Path, attached: bool) -> None:
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def look() -> None:
+        while not cancelled.exists():
+            time.sleep(LOOK)
+        end()
+
+    def parent() -> None:
+        os.read(0, 1)  # not through sys.stdin, whose lock would be held when the interpreter ends
+        end()
+
+    for target in (look, *((parent,) if attached else ())):
+        threading.Thread(target=target, daemon=True).start()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """`main` of a command line."""
+    job, number, *rest = arguments
+    return main(job, int(number), "--attached" in rest)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
