@@ -29,6 +29,7 @@ from syncline.lab.pair import JOB, Pair, one_thread, samples
 from syncline.reference.model import TextCodec
 from syncline.reference.observations import observed_ids
 from syncline.rollout.engine import Chunk, CommitPolicy
+from syncline.rollout.engines.reference import ReferenceEngine
 from syncline.rollout.prompts import convention_of
 from syncline.rollout.session import Closed
 from syncline.rollout.sessions import Sessions
@@ -293,6 +294,7 @@ def _histories(plan: Plan) -> None:
             elif event == "lose":
                 history.lose()
             elif history.pair.updates < 4:
+                assert isinstance(history.pair.rollout, ReferenceEngine)
                 several = history.pair.rollout.running and len(history.pair.rollout._lanes) > 1
                 history.version("drain" if several and event in ("in_place", "carry") else event)
         for _ in range(2000):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from syncline.environments.environment import load
 from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.model import TextCodec, model_folder
 from syncline.reference.routes import RecordedRoutes
-from syncline.rollout.engine import Chunk, CommitPolicy
+from syncline.rollout.engine import Chunk, CommitPolicy, RolloutEngine
 from syncline.rollout.engines.reference import ReferenceEngine
 from syncline.rollout.prompts import Prompter, convention_of
 from syncline.rollout.spans import fold, trajectory
@@ -41,6 +41,14 @@ KEY = b"the lab signs for itself"
 _WORKER = "w0"
 DRAIN = CommitPolicy(kind="drain")
 
+MakeRollout = Callable[[JobSpec, Path], RolloutEngine]
+"""A rollout engine for a spec on a model root, of job `JOB` and key `KEY`, that holds nothing yet."""
+
+
+def reference_engine(spec: JobSpec, models: Path) -> ReferenceEngine:
+    """The engine that runs in this process."""
+    return ReferenceEngine(models, spec.model, JOB, KEY, spec.rollout.max_running, contract=spec.contract())
+
 
 class Trained(NamedTuple):
     """One update: what was trained on, in batch order, and what the step said of it."""
@@ -52,10 +60,12 @@ class Trained(NamedTuple):
 class Pair:
     """See the module. `folder` takes export, store and the trainer's scratch; `models` is the model root.
 
-    A new pair has published nothing: call `publish` before `sample`.
+    `rollout` makes the engine. A new pair has published nothing: call `publish` before `sample`.
     """
 
-    def __init__(self, spec: JobSpec, models: Path, folder: Path) -> None:
+    def __init__(
+        self, spec: JobSpec, models: Path, folder: Path, rollout: MakeRollout = reference_engine
+    ) -> None:
         self.spec, self.models, self.folder = spec, models, folder
         self.contract = spec.contract()
         self.updates = 0
@@ -66,9 +76,7 @@ class Pair:
         folder.mkdir(parents=True, exist_ok=True)
         self.trainer: TrainerEngine = build_engine(spec, models, folder / "scratch")
         self.trainer.wake()
-        self.rollout = ReferenceEngine(
-            models, spec.model, JOB, KEY, spec.rollout.max_running, contract=self.contract
-        )
+        self.rollout = rollout(spec, models)
         self.environment = load(spec.task, spec.seeds.data)
         self.store = BlobStore(folder / "store")
         self._publisher = Publisher(JOB, folder, KEY, self.contract, self.store)

@@ -19,7 +19,8 @@ from syncline.lab.ladder import (
     step_level,
 )
 from syncline.lab.ladder.diagnosis import diagnose
-from syncline.lab.ladder.records import Check, Level, Report, Result
+from syncline.lab.ladder.records import TITLES, Check, Level, Report, Result, absent
+from syncline.lab.ladder.rollouts import Rollouts
 from syncline.lab.ladder.subject import Subject
 
 LEVELS: dict[Level, Callable[[Subject], Iterator[Check]]] = {
@@ -41,13 +42,15 @@ def climb(
     folder: Path,
     levels: Collection[Level] = tuple(LEVELS),
     tell: Callable[[Result], None] = lambda _: None,
+    rollouts: Rollouts | None = None,
 ) -> Report:
     """Climb `levels` with the job's recipe on its model.
 
-    folder   for stores and states, empty
-    tell     of each level as it ends
+    folder     for stores and states, empty
+    tell       of each level as it ends
+    rollouts   whose rollout engine; None: the reference engine
     """
-    subject = Subject(spec, models, folder)
+    subject = Subject(spec, models, folder, rollouts)
     results: list[Result] = []
     for level in sorted(levels):
         if results and not results[-1].holds and not _diagnosing(results, level):
@@ -73,6 +76,9 @@ def _result(level: Level, subject: Subject) -> Result:
     began = time.monotonic()
     checks: list[Check] = []
     broke = ""
+    if level in subject.rollouts.without:
+        nothing = absent(TITLES[level][0], subject.rollouts.without[level])
+        return Result(level=level, checks=(nothing,), seconds=0)
     try:
         for check in LEVELS[level](subject):
             checks.append(check)

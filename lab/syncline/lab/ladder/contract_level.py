@@ -26,6 +26,8 @@ def checks(subject: Subject) -> Iterator[Check]:
     yield same("sensitive tensors stay wide unless they are named", _exceptions(subject), "contract/plan.py")
     yield same("what trains is stated", _trainable(subject), "seed section 3.1")
     yield same("version rules and lag are stated", _staleness(subject), "seed sections 5.1 and 5.2")
+    refused = subject.rollouts.refuses(subject.spec, subject.models)
+    yield same("the engine does what the contract says", refused, f"{subject.rollouts.name} on this machine")
     yield same("a baseline is stated where numerics differ", _baseline(contract), "seed section 6.1")
 
 

@@ -14,13 +14,12 @@ from syncline.contract.token_path import trajectory_id
 from syncline.contract.version_path import VersionId
 from syncline.lab.activation import FAR, FLOOR, NEAR, prove
 from syncline.lab.ladder.apart import gap
-from syncline.lab.ladder.records import Check, same
+from syncline.lab.ladder.records import Check, absent, same
 from syncline.lab.ladder.state_level import order_of
 from syncline.lab.ladder.subject import PROMPTS, ROOM, Subject, learn
 from syncline.lab.measure import Scores
-from syncline.lab.pair import DRAIN, JOB, KEY, Pair
-from syncline.rollout.engine import Chunk, CommitPolicy
-from syncline.rollout.engines.reference import ReferenceEngine
+from syncline.lab.pair import DRAIN, JOB, Pair
+from syncline.rollout.engine import Chunk, CommitPolicy, RolloutEngine
 
 STRENGTH = 0.5
 """Of the perturbation, relative to each tensor's mean magnitude: far over a low-bit format's step."""
@@ -61,19 +60,17 @@ def _scores(subject: Subject) -> tuple[Scores, Scores]:
 
 
 def _active(subject: Subject) -> list[str]:
-    manifest, serving = subject.manifest, subject.serving()
+    manifest, rollout = subject.manifest, subject.pair.rollout
     wrong = []
-    if subject.pair.rollout.serving != (manifest.version, manifest.digest()):
-        wrong.append(f"{subject.pair.rollout.serving} serves, {manifest.version} was published")
-    held = serving.contents
-    names = {entry.name: entry.digest for entry in manifest.tensors}
-    return wrong + [name for name in sorted(names) if held.get(name) != names[name]]
+    if rollout.serving != (manifest.version, manifest.digest()):
+        wrong.append(f"{rollout.serving} serves, {manifest.version} was published")
+    return wrong + subject.rollouts.unlike(rollout, manifest, subject.store)
 
 
 def _cold(subject: Subject) -> list[str]:
     """Records whose scores differ between the engine that took each version in turn and one that took this alone."""
     warm = [score.logprobs for score in subject.prefill(subject.contract.rollout.kv_cache)]
-    fresh = engine_of(subject.pair)
+    fresh = engine_of(subject)
     cold = [
         fresh.score(
             record.tokens,
@@ -87,12 +84,10 @@ def _cold(subject: Subject) -> list[str]:
     return [record.trajectory for record, a, b in pairs if tuple(a) != tuple(b)]
 
 
-def engine_of(pair: Pair) -> ReferenceEngine:
+def engine_of(subject: Subject) -> RolloutEngine:
     """A new engine that serves the pair's version."""
-    spec = pair.spec
-    fresh = ReferenceEngine(
-        pair.models, spec.model, JOB, KEY, spec.rollout.max_running, contract=pair.contract
-    )
+    pair = subject.pair
+    fresh = subject.rollouts.cold(pair.spec, pair.models)
     assert pair.version is not None
     fresh.stage(pair.store.read_manifest(pair.version), pair.store)
     fresh.commit(DRAIN)
@@ -103,9 +98,14 @@ def engine_of(pair: Pair) -> ReferenceEngine:
 def _in_flight(subject: Subject) -> Iterator[Check]:
     """Tokens before and after a commit in mid-flight, each against a cold engine of the version its chunk names."""
     pair, policy = subject.pair, CommitPolicy(kind="in_place", kv="recomputed")
-    if pair.contract.in_flight == "drain":  # one trajectory, one version: nothing runs at a commit
+    through = "requests that run through a commit"
+    if pair.contract.in_flight == "drain":
+        yield absent(through, "in_flight is drain: a trajectory is of one version")
         return
-    old = engine_of(pair)
+    if subject.rollouts.running:
+        yield absent(through, subject.rollouts.running)
+        return
+    old = engine_of(subject)
     items = _items()
     for item in items:
         pair.rollout.submit(pair.prompter.request(item, attempt=1))
@@ -114,7 +114,7 @@ def _in_flight(subject: Subject) -> Iterator[Check]:
     pair.publish(policy)
     while pair.rollout.running:
         chunks += pair.rollout.step()
-    new = engine_of(pair)
+    new = engine_of(subject)
     found: list[array[float]] = []
     wanted: list[tuple[float, ...]] = []
     names, versions, mislabelled = [], set[VersionId](), list[str]()
@@ -160,7 +160,7 @@ def _items() -> list[WorkItem]:
 
 
 def _score(
-    engine: ReferenceEngine, subject: Subject, tokens: Sequence[int], own: Sequence[Chunk], chunk: Chunk
+    engine: RolloutEngine, subject: Subject, tokens: Sequence[int], own: Sequence[Chunk], chunk: Chunk
 ) -> tuple[float, ...]:
     """What `engine` says of the chunk's tokens, everything before them given."""
     prompt = len(tokens) - sum(len(each.tokens) for each in own)

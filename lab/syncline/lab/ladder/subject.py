@@ -20,11 +20,12 @@ from syncline.contract.precision import PrecisionContract
 from syncline.contract.schemes import KvFormat
 from syncline.contract.token_path import Reward, Trajectory
 from syncline.contract.version_path import VersionManifest
+from syncline.lab.ladder.rollouts import InProcess, Rollouts
 from syncline.lab.pair import Pair, Trained, samples
 from syncline.reference.model import LoadedModel, empty_model, load_model, model_folder
 from syncline.reference.state import named_windows, state_plan
 from syncline.rollout.engine import Score
-from syncline.rollout.engines.scoring import prefill_score
+from syncline.rollout.engines.reference import ReferenceEngine
 from syncline.rollout.engines.weights import Weights
 from syncline.runtime.store import BlobStore
 from syncline.trainer.engines.state import WEIGHTS
@@ -38,10 +39,11 @@ UNCLIPPED = 1e9
 
 
 class Subject:
-    """See the module. `folder` takes stores and states; `models` is the model root."""
+    """See the module. `folder` takes stores and states; `models` is the model root; `rollouts` makes the engines."""
 
-    def __init__(self, spec: JobSpec, models: Path, folder: Path) -> None:
+    def __init__(self, spec: JobSpec, models: Path, folder: Path, rollouts: Rollouts | None = None) -> None:
         self.given, self.spec = spec, small(spec)
+        self.rollouts: Rollouts = rollouts or InProcess()
         self.models, self.folder = models, folder
         self._made = 0
 
@@ -64,7 +66,7 @@ class Subject:
     @cached_property
     def pair(self) -> Pair:
         """Both engines, one update old and published: a fresh adapter's B is zero, and zero hides what reads it."""
-        pair = Pair(self.spec, self.models, self.new_folder("pair"))
+        pair = Pair(self.spec, self.models, self.new_folder("pair"), self.rollouts.warm)
         pair.publish()
         learn(pair, pair.sample(range(PROMPTS), SIZE))
         pair.publish()
@@ -99,14 +101,14 @@ class Subject:
 
     def prefill(self, kv: KvFormat) -> list[Score]:
         """Rollout's log-probs of each record at once under a context stored as `kv`, with the experts chosen."""
-        active = self.serving()
+        rollout = self.pair.rollout
         return [
-            prefill_score(
-                active,
+            rollout.score(
                 record.tokens,
-                range(record.segments[0].end, len(record.tokens)),
+                record.segments[0].end,
+                buffer="active",
                 temperature=self.spec.sampling.temperature,
-                experts=self.pair.rollout.describe().experts is not None,
+                experts=rollout.describe().experts is not None,
                 kv=kv,
             )
             for record in self.records
@@ -121,7 +123,8 @@ class Subject:
         return None if parts[0] is None else [part[0] for part in parts if part is not None]
 
     def serving(self) -> Weights:
-        """The buffer that rollout reads."""
+        """The buffer that rollout reads. For levels that look into it: a server's cannot be."""
+        assert isinstance(self.pair.rollout, ReferenceEngine), f"{self.rollouts.name} shows no buffer"
         active = self.pair.rollout._active()
         assert active is not None, "a settled pair serves"
         return active
