@@ -12,6 +12,7 @@ import os
 import queue
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -47,6 +48,7 @@ class ServiceContext:
         self.port: int | None = None
         self.log = logging.getLogger(f"syncline.{service}")
         self._ready, self._why = False, "starting"
+        self._started = False
         self._ended = threading.Event()  # main has returned: beats and renewals may stop
         self._leases: list[Lease] = []
         self._threads: list[threading.Thread] = []  # of the frame itself, joined before the bus closes
@@ -63,9 +65,13 @@ class ServiceContext:
         return self.stopping.is_set()
 
     def ready(self, ready: bool, why: str = "") -> None:
-        """Say whether this process can do its work; `why` is needed when it cannot."""
+        """Say whether this process can do its work; `why` is needed when it cannot.
+
+        The first word of it says, too, that the process has started: it has loaded what it works with.
+        """
         if not ready and not why:
             raise ValueError("not ready without a reason")
+        self._started = True
         self._ready, self._why = ready, "" if ready else why
 
     def emit(self, event: Event) -> str:
@@ -141,7 +147,8 @@ def _run(service: str, main: Callable[[ServiceContext], None], own_port: bool = 
         bus = Bus(settings.redis_url)
         bus.require_safe_server()
         context = ServiceContext(service, settings, bus)
-        health = _serve_health(context, 0 if own_port else settings.port or 0)
+        inherited = 0 if own_port else settings.port or 0
+        health = _serve_health(context, inherited if settings.health_port is None else settings.health_port)
     except (ValueError, BusDown, UnsafeServer) as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201 - there may be no log yet
         return 1
@@ -231,15 +238,17 @@ def _log_to_stderr(service: str, settings: Settings) -> None:
 
 
 def _serve_health(context: ServiceContext, port: int) -> ThreadingHTTPServer:
-    """`/health`: 200 while the process lives. `/ready`: 200 when it can do its work, else 503 with why."""
+    """`/health`: 200 while the process lives. `/started`: 200 once it has loaded what it works with. `/ready`: 200
+    when it can do its work. Else 503 with why. Answered by threads of their own, whatever the main one does.
+    """
 
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             beat = context.heartbeat()
-            if self.path not in ("/health", "/ready"):
-                self.send_error(404, "only /health and /ready are here")
+            good = {"/health": True, "/started": context._started, "/ready": beat.ready}.get(self.path)
+            if good is None:
+                self.send_error(404, "only /health, /started and /ready are here")
                 return
-            good = self.path == "/health" or beat.ready
             body = json.dumps(
                 {"service": beat.service, "name": beat.name, "ready": beat.ready, "why": beat.why}
             ).encode()
@@ -252,11 +261,18 @@ def _serve_health(context: ServiceContext, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             """Probes come each second: they are no news."""
 
+    host = context.settings.health_host
+    kind = type("HealthServer", (ThreadingHTTPServer,), {"address_family": family_of(host)})
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Health)
+        server: ThreadingHTTPServer = kind((host, port), Health)
     except OSError as error:
-        raise ValueError(f"SYNCLINE_PORT {port} cannot be listened on: {error}") from None
+        raise ValueError(f"port {port} of {host}, for health, cannot be listened on: {error}") from None
     server.daemon_threads = True
     context.port = server.server_address[1]
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return server
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """The address family that `host`, an address, is of."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

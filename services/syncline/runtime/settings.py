@@ -29,6 +29,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Path | None = None  # digests of the tenants' tokens; None: `tokens.json` in the run root
     tls_cert: Path | None = None  # certificate chain of the gateway; None: it speaks plain HTTP
     tls_key: Path | None = None  # the certificate's private key
+    health_host: str = "127.0.0.1"  # where /started, /health and /ready answer; in a pod, its address
+    health_port: int | None = None  # None: that of `port`, unless the service itself listens there
+    traces_file: Path | None = None  # span store; None: `traces.sqlite` in the run root
+    launcher: str = "local"  # who makes the processes of jobs: "local" or "kubernetes"
+    launcher_file: Path | None = None  # launcher.yaml (0017), which the kubernetes launcher needs
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -45,8 +50,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             runs=Path(given.get("SYNCLINE_RUNS", "runs")).absolute(),
             models=Path(given.get("SYNCLINE_MODELS", "examples/models")).absolute(),
             job=given.get("SYNCLINE_JOB"),
-            worker=given.get("SYNCLINE_WORKER"),
-            port=_port(given.get("SYNCLINE_PORT")),
+            worker=given.get("SYNCLINE_WORKER") or _worker_of(given.get("SYNCLINE_REPLICA")),
+            port=_port(given, "SYNCLINE_PORT"),
             otlp=_http_url(given.get("OTEL_EXPORTER_OTLP_ENDPOINT")),
             host=given.get("SYNCLINE_HOST", "127.0.0.1"),
             cache=Path(given["SYNCLINE_CACHE"]).absolute() if "SYNCLINE_CACHE" in given else None,
@@ -55,6 +60,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             tokens=_path(given.get("SYNCLINE_TOKENS")),
             tls_cert=_path(given.get("SYNCLINE_TLS_CERT")),
             tls_key=_path(given.get("SYNCLINE_TLS_KEY")),
+            health_host=given.get("SYNCLINE_HEALTH_HOST", "127.0.0.1"),
+            health_port=_port(given, "SYNCLINE_HEALTH_PORT"),
+            traces_file=_path(given.get("SYNCLINE_TRACES")),
+            launcher=_launcher(given),
+            launcher_file=_path(given.get("SYNCLINE_LAUNCHER_FILE")),
         )
 
     def environ(self) -> dict[str, str]:
@@ -73,6 +83,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "SYNCLINE_TOKENS": _text(self.tokens),
             "SYNCLINE_TLS_CERT": _text(self.tls_cert),
             "SYNCLINE_TLS_KEY": _text(self.tls_key),
+            "SYNCLINE_HEALTH_HOST": self.health_host,
+            "SYNCLINE_TRACES": _text(self.traces_file),
+            "SYNCLINE_LAUNCHER": self.launcher,
+            "SYNCLINE_LAUNCHER_FILE": _text(self.launcher_file),
         }
         return {name: value for name, value in named.items() if value is not None}
 
@@ -101,7 +115,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def traces(self) -> Path:
         """The span store that all processes of this run root share."""
-        return self.runs / "traces.sqlite"
+        return self.traces_file or self.runs / "traces.sqlite"
 
 
 def _path(text: str | None) -> Path | None:
@@ -126,9 +140,31 @@ def _http_url(text: str | None) -> str | None:
     return text
 
 
-def _port(text: str | None) -> int | None:
+def _port(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
     if text is None:
         return None
     if not text.isdecimal() or int(text) > 65535:
-        raise ValueError(f"SYNCLINE_PORT {text!r} must be a port number from 0 (any) to 65535")
+        raise ValueError(f"{name} {text!r} must be a port number from 0 (any) to 65535")
     return int(text)
+
+
+def _worker_of(replica: str | None) -> str | None:
+    """The worker that the pod of a StatefulSet with this name is: its ordinal's."""
+    if replica is None:
+        return None
+    ordinal = replica.rpartition("-")[2]
+    if not ordinal.isdecimal():
+        raise ValueError(f"SYNCLINE_REPLICA {replica!r} must end with an ordinal, as in rollout-0")
+    return f"w{ordinal}"
+
+
+def _launcher(given: Mapping[str, str]) -> str:
+    name = given.get("SYNCLINE_LAUNCHER", "local")
+    if name not in ("local", "kubernetes"):
+        raise ValueError(f"SYNCLINE_LAUNCHER {name!r} must be local or kubernetes")
+    if name == "kubernetes" and "SYNCLINE_LAUNCHER_FILE" not in given:
+        raise ValueError(
+            "SYNCLINE_LAUNCHER_FILE is not set: the kubernetes launcher reads how pods are made there"
+        )
+    return name
