@@ -100,7 +100,7 @@ def test_events_arrive_while_they_happen(server: Server) -> None:
     got: list[Sent] = []
     thread = threading.Thread(target=lambda: got.extend(listen(server, job)))
     thread.start()
-    wait_until(lambda: server.app.state.gateway.streaming > 0, 10, "a stream being served")
+    wait_until(lambda: server.app.state.gateway.streaming.total() > 0, 10, "a stream being served")
     server.bus.append(EVENTS.at(job), minted(1))
     server.set_state(job, "running")
     server.bus.append(EVENTS.at(job), minted(2))
@@ -108,7 +108,7 @@ def test_events_arrive_while_they_happen(server: Server) -> None:
     thread.join(20)
     assert [one.data["version"] for one in got if one.name == "event"] == ["0.1", "0.2"]
     assert got[-1].name == "end"
-    wait_until(lambda: server.app.state.gateway.streaming == 0, 10, "the stream forgotten")
+    wait_until(lambda: server.app.state.gateway.streaming.total() == 0, 10, "the stream forgotten")
 
 
 def test_an_unreadable_entry_is_told_and_passed(server: Server) -> None:
@@ -138,11 +138,11 @@ def test_streams_are_limited_and_other_routes_answer_meanwhile(
     streams = [client.stream("GET", f"/v1/jobs/{job}/events") for client in opened]
     for stream in streams:
         assert stream.__enter__().status_code == 200
-    wait_until(lambda: server.app.state.gateway.streaming == 3, 10, "three streams")
+    wait_until(lambda: server.app.state.gateway.streaming.total() == 3, 10, "three streams")
     body = problem(server.http.get(f"/v1/jobs/{job}/events"), 503)
     assert body["type"].endswith("too-many-streams")
     assert server.http.get(f"/v1/jobs/{job}").status_code == 200
     for stream in streams:
         stream.__exit__(None, None, None)
-    wait_until(lambda: server.app.state.gateway.streaming == 0, 10, "the streams forgotten")
+    wait_until(lambda: server.app.state.gateway.streaming.total() == 0, 10, "the streams forgotten")
     assert access.MAX_STREAMS == 64

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from typing import Annotated
 
 import anyio
+import anyio.to_thread
 from fastapi import Depends, Path, Query, Request
 
+from syncline.gateway.audit import Audit
+from syncline.gateway.door import WHO
 from syncline.gateway.errors import Fault, Refusal, unknown_job
 from syncline.gateway.exporting_processes import Exporting
+from syncline.gateway.history import JOB_ID, History, owner_of
 from syncline.gateway.numbers import Numbers
 from syncline.gateway.records import JobRecord, find
 from syncline.gateway.tracking import Trackers
+from syncline.gateway.validation_processes import Validating
 from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
+from syncline.runtime.tokens import TokenStore, Who
 
 MOST_ENTRIES = 500  # of one page
 MAX_STREAMS = 64  # event streams served at once; each holds a thread while it waits
-JOB_ID = re.compile(r"j[0-9a-f]{10}")
+_JOB_IN_TEXT = re.compile(r"(?<![0-9a-z])j[0-9a-f]{10}(?![0-9a-z])")
 
 
 class Gateway:
@@ -29,10 +36,14 @@ class Gateway:
         self.settings = settings
         self.bus = bus
         self.numbers = Numbers()
-        self.streaming = 0  # event streams being served; the event loop alone counts them
+        self.tokens = TokenStore(settings.token_store)
+        self.history = History(bus, settings)
+        self.audit = Audit(settings.runs)
+        self.streaming: Counter[str] = Counter()  # event streams by tenant; the event loop alone counts them
         self.stream_threads = anyio.CapacityLimiter(MAX_STREAMS)
         self.index_lock = threading.Lock()  # one refresh of a lineage index at a time
         self.exporting = Exporting(settings)
+        self.validating = Validating(settings)
         self.trackers = Trackers(settings)
 
 
@@ -44,6 +55,46 @@ def gateway(request: Request) -> Gateway:
 
 
 Here = Annotated[Gateway, Depends(gateway)]
+
+
+def who_asks(request: Request) -> Who:
+    """Who asks, as the door has found out."""
+    found = request.scope[WHO]
+    assert isinstance(found, Who)
+    return found
+
+
+TheWho = Annotated[Who, Depends(who_asks)]
+
+
+def may_see(here: Gateway, who: Who, job: str) -> bool:
+    """Whether a well-formed job id is one that `who` may see. An admin may see what is not there, too."""
+    return who.admin or owner_of(here.bus, here.settings, job) == who.tenant
+
+
+def admins_alone(who: TheWho) -> None:
+    """For routes that tell of the whole installation. Raises `Refusal` 403."""
+    if not who.admin:
+        raise Refusal(403, "forbidden", "this is for the installation's operators")
+
+
+async def own_jobs_alone(request: Request) -> None:
+    """Of the whole application: a job id in any path or query parameter must be one that the asker may see.
+
+    Raises `Refusal` 404, the same as for a job that is not there, after the same look-ups.
+    """
+    given = [str(value) for value in request.path_params.values()]
+    given += [value for _, value in request.query_params.multi_items()]
+    jobs = {found for text in given for found in _JOB_IN_TEXT.findall(text)}
+    here, who = gateway(request), who_asks(request)
+    if not jobs or (who.admin and not here.tokens.exists()):
+        return
+    for job in jobs:
+        owner = await anyio.to_thread.run_sync(owner_of, here.bus, here.settings, job)
+        if who.admin:
+            request.scope["syncline.foreign"] = owner not in (None, who.tenant)
+        elif owner != who.tenant:
+            raise unknown_job()
 
 
 def only_known_parameters(request: Request) -> None:
@@ -75,8 +126,8 @@ JobId = Annotated[
 Limit = Annotated[int, Query(ge=1, le=MOST_ENTRIES, description="entries per page")]
 
 
-def job_record(job: JobId, here: Here) -> JobRecord:
-    """The job of the path. Raises `Refusal` 404, the same for a strange id as for an unknown one."""
+def job_record(job: JobId, here: Here, _: Annotated[None, Depends(own_jobs_alone)]) -> JobRecord:
+    """The job of the path. Raises `Refusal` 404: the same for a strange id, an unknown one and another tenant's."""
     if not JOB_ID.fullmatch(job):
         raise unknown_job()
     record = find(here.bus, here.settings, job)

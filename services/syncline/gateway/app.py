@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from syncline.contract.spec_text import MAX_BYTES, MAX_DEPTH, MAX_TABLES, MAX_VALUES
@@ -14,22 +14,26 @@ from syncline.gateway import (
     events,
     exporting,
     jobs,
-    page,
     precision,
     progress,
     reports,
     system,
     tracked,
     trajectories,
+    ui,
+    ui_curves,
+    ui_timeline,
+    ui_tokens,
+    validation,
     versions,
 )
-from syncline.gateway.access import MAX_STREAMS, MOST_ENTRIES, Gateway
+from syncline.gateway.access import MAX_STREAMS, MOST_ENTRIES, Gateway, own_jobs_alone
+from syncline.gateway.admission import OPEN_PATHS, Admission
 from syncline.gateway.answers import components
 from syncline.gateway.door import BODY_SECONDS, Door
 from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
 
-_LOOPBACK = ("127.", "localhost", "::1")
 _TITLE, _VERSION = "syncline", "1"
 _SAYS = f"""Jobs go in; jobs, versions and each token's path come out.
 
@@ -40,8 +44,9 @@ entries; {MAX_STREAMS} event streams are served at once. Errors are problem+json
 
 
 def create_app(settings: Settings, bus: Bus) -> FastAPI:
-    """The gateway over `bus`. Raises `ValueError` for an open host without a token, or an empty token."""
-    require_token(settings)
+    """The gateway over `bus`. Raises `ValueError` for an open host without a token, an empty token, a bad store."""
+    gateway = Gateway(settings, bus)
+    admission = Admission(settings, gateway.tokens)
     app = FastAPI(
         title=_TITLE,
         version=_VERSION,
@@ -49,20 +54,24 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(own_jobs_alone)],
     )
-    gateway = Gateway(settings, bus)
     app.state.gateway = gateway
     parts = (
-        page,
+        ui,
         system,
         jobs,
         evaluations,
         precision,
         progress,
         events,
+        ui_curves,
+        ui_timeline,
         versions,
         exporting,
+        validation,
         trajectories,
+        ui_tokens,
         reports,
         tracked,
     )
@@ -70,19 +79,9 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
         app.include_router(part.router)
     app.state.routes = [*app.routes, *(route for part in parts for route in part.router.routes)]
     errors.install(app)
-    app.add_middleware(Door, token=settings.token, host=settings.host, numbers=gateway.numbers)
+    app.add_middleware(Door, admission=admission, bus=bus, audit=gateway.audit, numbers=gateway.numbers)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
-
-
-def require_token(settings: Settings) -> None:
-    """Whoever listens beyond this machine must ask for a token, and no token is the empty one."""
-    if settings.token == "":
-        raise ValueError("SYNCLINE_TOKEN is empty: give a token, or unset it to serve this machine alone")
-    if settings.token is None and not settings.host.startswith(_LOOPBACK):
-        raise ValueError(
-            f"SYNCLINE_HOST {settings.host!r} is open to other machines: set SYNCLINE_TOKEN, or use 127.0.0.1"
-        )
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
@@ -94,6 +93,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for path, operations in made["paths"].items():
             for operation in operations.values():
                 operation["responses"].pop("422", None)  # a problem, as 4XX says
-                operation["security"] = [{}] if path in ("/healthz", "/readyz") else [{"token": []}, {}]
+                operation["security"] = [{}] if path in OPEN_PATHS else [{"token": []}, {}]
         app.openapi_schema = made
     return app.openapi_schema

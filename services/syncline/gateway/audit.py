@@ -74,7 +74,9 @@ class Audit:
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
             handler = logging.handlers.RotatingFileHandler(self.path, maxBytes=BYTES, backupCount=FILES)
             handler.setFormatter(logging.Formatter("%(message)s"))
-            self._log = logging.Logger("syncline.audit", logging.INFO)  # of its own: it reaches no other handler
+            self._log = logging.Logger(
+                "syncline.audit", logging.INFO
+            )  # of its own: it reaches no other handler
             self._log.addHandler(handler)
         return self._log
 

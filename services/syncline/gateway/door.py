@@ -1,96 +1,62 @@
-"""The door: what a request must pass before any route sees it. Body limit, bearer token, count of answers."""
+"""The door: what a request must pass before any route sees it: who asks, how often, how much. Each answer is counted."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
+import anyio.to_thread
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from syncline.contract.spec_text import MAX_BYTES
-from syncline.gateway.errors import Refusal, problem
+from syncline.gateway.admission import Admission
+from syncline.gateway.audit import Audit
+from syncline.gateway.errors import Refusal, problem, redis_away
 from syncline.gateway.numbers import NO_ROUTE, Numbers
+from syncline.gateway.quota import take
+from syncline.runtime.bus import Bus, BusDown
+from syncline.runtime.tokens import NOBODY
 
 BODY_SECONDS = 30.0  # a body must be complete by then
+WHO = "syncline.who"  # where the request's scope says who asks
 LINGER_SECONDS = 5.0  # for the rest of a request that was turned away; it is read and dropped
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})  # the bare page, and what a probe asks: no token
 
 
 class Door:
     """ASGI middleware. A body is read whole here, within `MAX_BYTES`, so nothing behind it can be flooded."""
 
-    def __init__(self, app: ASGIApp, token: str | None, host: str, numbers: Numbers) -> None:
-        self._app = app
-        self._host = host
-        self._token = None if token is None else f"Bearer {token}".encode()
-        self._numbers = numbers
+    def __init__(self, app: ASGIApp, admission: Admission, bus: Bus, audit: Audit, numbers: Numbers) -> None:
+        self._app, self._admission, self._bus = app, admission, bus
+        self._audit, self._numbers = audit, numbers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
+        scope[WHO] = NOBODY
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 seconds = time.perf_counter() - began
                 self._numbers.answered(scope["method"], _route(scope), message["status"], seconds)
+                self._audit.told(scope[WHO], scope, _route(scope), message["status"], _made(message))
             await send(message)
 
         try:
-            self._allowed(scope)
+            who = scope[WHO] = self._admission.who(scope)
+            if who.limits is not None:
+                await anyio.to_thread.run_sync(take, self._bus, who)
             body = await _whole_body(scope, receive)
         except Refusal as refusal:
             await _turn_away(refusal, scope, receive, counted)
             return
+        except BusDown as error:
+            await _turn_away(redis_away(error), scope, receive, counted)
+            return
         await self._app(scope, _replayed(body, receive), counted)
-
-    def _allowed(self, scope: Scope) -> None:
-        """Raises `Refusal` 401 without the token; where there is none, 403 for what a strange web page sent.
-
-        A page in a browser on this machine can reach a gateway that asks for no token: by a name of its own
-        that resolves to this machine (the Host header tells), or by posting blindly (the Origin header tells).
-        """
-        if self._token is None:
-            host, origin = _header(scope, b"host"), _header(scope, b"origin")
-            if not _is_here(host, self._host) or (origin and _netloc(origin) != host):
-                raise Refusal(
-                    403, "forbidden", "without a token, only this machine's own pages and programs may ask"
-                )
-            return
-        if scope["path"] in OPEN_PATHS:
-            return
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1 or not hmac.compare_digest(given[0], self._token):
-            raise Refusal(
-                401, "unauthorized", "a valid bearer token is needed", headers={"WWW-Authenticate": "Bearer"}
-            )
-
-
-def _header(scope: Scope, name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
-
-
-def _is_here(host: str, bound: str) -> bool:
-    """Whether a Host header names this machine by loopback, or by the address that the gateway is bound to."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    return name in ("localhost", "::1", bound) or (
-        name.startswith("127.") and name.replace(".", "").isdigit()
-    )
-
-
-def _netloc(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
 
 
 async def _whole_body(scope: Scope, receive: Receive) -> bytes:
@@ -147,6 +113,15 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return again
+
+
+def _made(message: Message) -> str:
+    """The job that the answer says was made, or ""."""
+    if message["status"] != 201:
+        return ""
+    headers: list[tuple[bytes, bytes]] = message.get("headers", [])
+    place = next((value for name, value in headers if name.lower() == b"location"), b"")
+    return place.decode("latin-1").removeprefix("/v1/jobs/")
 
 
 def _route(scope: Scope) -> str:

@@ -89,6 +89,11 @@ def unknown_job() -> Refusal:
     return Refusal(404, "not-found", "there is no such job")
 
 
+def redis_away(error: Exception) -> Refusal:
+    """503: come back."""
+    return Refusal(503, "redis-unreachable", str(error), headers={"Retry-After": "5"})
+
+
 # ---- handlers ---------------------------------------------------------------------------------------------
 def _refusal(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
@@ -129,7 +134,7 @@ def _parameters(_: Request, error: Exception) -> Response:
 
 
 def _bus_down(_: Request, error: Exception) -> Response:
-    return problem(Refusal(503, "redis-unreachable", str(error), headers={"Retry-After": "5"}))
+    return problem(redis_away(error))
 
 
 def _unreadable(_: Request, error: Exception) -> Response:

@@ -16,7 +16,8 @@ from syncline.contract.job_rules import problems
 from syncline.contract.spec_problems import explain
 from syncline.contract.spec_text import SpecError, strict_json
 from syncline.contract.version_path import VersionId
-from syncline.gateway.access import Here, TheJob, only_known_parameters
+from syncline.gateway import addresses
+from syncline.gateway.access import Here, TheJob, TheWho, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.held_out import LATEST, check, pin, version_of
@@ -116,7 +117,7 @@ def evaluations(record: TheJob) -> Response:
         Evaluating, Evaluating(id="j9876543210", of="j0123456789", version=VersionId(0, 12)), 201
     ),
 )
-def evaluate(record: TheJob, here: Here, body: Body) -> Response:
+def evaluate(record: TheJob, here: Here, who: TheWho, body: Body) -> Response:
     """Queue an evaluation of a version. 409 if the job no longer has it."""
     try:
         asked = msgspec.convert(strict_json(body), Asked)
@@ -124,10 +125,12 @@ def evaluate(record: TheJob, here: Here, body: Body) -> Response:
         fault = Fault(path="", message=str(error))
         raise Refusal(422, "body-refused", str(error), errors=(fault,)) from None
     spec = spec_of(record, asked)
-    check(here, spec)
-    made = submit(here.bus, judged(spec, here.settings), None)
+    addresses.check(who, spec)
+    check(here, who, spec)
+    made = submit(here, who, judged(spec, here.settings), None)
     pin(here.bus, spec, made.job)
-    return reply(Evaluating(id=made.job, of=record.id, version=version_of(record, asked.version)), 201)
+    place = {"Location": f"/v1/jobs/{made.job}"}
+    return reply(Evaluating(id=made.job, of=record.id, version=version_of(record, asked.version)), 201, place)
 
 
 def spec_of(record: JobRecord, asked: Asked) -> JobSpec:

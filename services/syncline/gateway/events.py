@@ -20,7 +20,15 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from syncline.contract.events import TERMINAL_JOB_STATES, Event, LedgerSample, Phase, UpdateMetrics
 from syncline.contract.streams import EVENTS, JOB, METRICS, PHASES, SAMPLES, Key
 from syncline.gateway import examples
-from syncline.gateway.access import MAX_STREAMS, Gateway, Here, TheJob, is_entry_id, only_known_parameters
+from syncline.gateway.access import (
+    MAX_STREAMS,
+    Gateway,
+    Here,
+    TheJob,
+    TheWho,
+    is_entry_id,
+    only_known_parameters,
+)
 from syncline.gateway.answers import PROBLEMS, encoded
 from syncline.gateway.errors import Refusal
 from syncline.gateway.records import JobRecord
@@ -28,6 +36,7 @@ from syncline.runtime.bus import BadMessage, Bus, BusDown, Entry, unpack
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["progress"], dependencies=[Depends(only_known_parameters)])
 
+STALLED = 20.0  # seconds without room for another event, after which a client is dropped
 BLOCK = 1.0  # seconds; also how late a change of state may be told
 _SOURCES: tuple[tuple[str, Key, Any], ...] = (
     ("event", EVENTS, Event),
@@ -62,6 +71,7 @@ _SENT = {
 async def events(
     record: TheJob,
     here: Here,
+    who: TheWho,
     last_event_id: Annotated[
         str | None, Header(description="id of the last event that the client has")
     ] = None,
@@ -71,23 +81,31 @@ async def events(
     places = cursor.split("_")
     if len(places) != len(_SOURCES) or not all(map(is_entry_id, places)):
         raise Refusal(422, "parameter-refused", "Last-Event-ID is no id of this stream")
-    if here.streaming >= MAX_STREAMS:
-        detail = f"{MAX_STREAMS} event streams are being served, which is the most"
+    most = MAX_STREAMS if who.limits is None else min(MAX_STREAMS, who.limits.streams)
+    if here.streaming.total() >= MAX_STREAMS or here.streaming[who.tenant] >= most:
+        detail = f"{most} event streams are being served, which is the most"
         raise Refusal(503, "too-many-streams", detail, headers={"Retry-After": "5"})
     stopping = anyio.Event()
     return EventSourceResponse(
-        _stream(here, record, cursor, stopping),
+        _stream(here, who.tenant, record, cursor, stopping),
         ping=15,
+        send_timeout=STALLED,
         shutdown_event=stopping,
         shutdown_grace_period=2 * BLOCK,
     )
 
 
+def newest_cursor(bus: Bus, job: str) -> str:
+    """The `Last-Event-ID` of whoever has seen all that happened until now."""
+    commands = [("XREVRANGE", key.at(job), "+", "-", "COUNT", 1) for _, key, _ in _SOURCES]
+    return "_".join(rows[0][0].decode() if rows else "0-0" for rows in bus.many(commands))
+
+
 async def _stream(
-    here: Gateway, record: JobRecord, cursor: str, stopping: anyio.Event
+    here: Gateway, tenant: str, record: JobRecord, cursor: str, stopping: anyio.Event
 ) -> AsyncIterator[ServerSentEvent]:
-    here.streaming += 1
-    here.numbers.streams.set(here.streaming)
+    here.streaming[tenant] += 1
+    here.numbers.streams.set(here.streaming.total())
     try:
         told = None
         while not stopping.is_set():
@@ -105,8 +123,8 @@ async def _stream(
     except BusDown:
         return  # the client comes back with its cursor; until Redis does, it is told 503
     finally:
-        here.streaming -= 1
-        here.numbers.streams.set(here.streaming)
+        here.streaming[tenant] -= 1
+        here.numbers.streams.set(here.streaming.total())
 
 
 def _state(bus: Bus, record: JobRecord) -> str:

@@ -11,24 +11,29 @@ from syncline.contract.spec_text import SpecError
 from syncline.contract.streams import JOB, PINS
 from syncline.contract.version_path import VersionId
 from syncline.environments import environment, items
-from syncline.gateway.access import Gateway
+from syncline.gateway.access import Gateway, may_see
 from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.records import JobRecord, find
 from syncline.runtime.bus import Bus
 from syncline.runtime.store import BlobStore
+from syncline.runtime.tokens import Who
 
 LATEST = "latest"
 
 
-def check(here: Gateway, spec: JobSpec) -> None:
-    """Judge the evaluation in a spec, beside its training job. Raises `SpecError`; `Refusal` without the version."""
+def check(here: Gateway, who: Who, spec: JobSpec) -> None:
+    """Judge the evaluation in a spec, beside its training job. Raises `SpecError`; `Refusal` without the version.
+
+    Another tenant's training job is one that is not there.
+    """
     part = spec.evaluation
     if part is None:
         return
     found: list[Problem] = []
     training = spec
     if spec.kind == "evaluate":
-        record = find(here.bus, here.settings, part.job or "")
+        seen = may_see(here, who, part.job or "")
+        record = find(here.bus, here.settings, part.job or "") if seen else None
         if record is None:
             raise SpecError([Problem(path="evaluation.job", message=f"there is no job {part.job}")])
         version_of(record, part.version or "")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from syncline.contract.streams import JOB, JOBS, OWNED
 from syncline.runtime.bus import Bus
+from syncline.runtime.durable import write_whole
 from syncline.runtime.settings import Settings
 from syncline.runtime.tokens import DEFAULT, Who
 
@@ -51,6 +52,28 @@ class History:
             while len(self._orders) > _KEPT:
                 del self._orders[next(iter(self._orders))]
         return known[1], known[2]
+
+    def enter(self, job: str, tenant: str) -> None:
+        """Say in the folder of a job that is about to be made whose it is; of the operator's, nothing is said."""
+        if tenant != DEFAULT:
+            folder = self._settings.job_dir(job)
+            folder.mkdir(parents=True)
+            write_whole(folder / TENANT_FILE, tenant.encode() + b"\n")
+
+    def leave(self, job: str) -> None:
+        """Take back what `enter` said of a job that was not made."""
+        folder = self._settings.job_dir(job)
+        if (folder / TENANT_FILE).exists():
+            (folder / TENANT_FILE).unlink()
+            folder.rmdir()
+
+    def sweep(self, tenant: str) -> int:
+        """Take jobs out of the tenant's history that neither Redis nor a folder knows. Returns how many."""
+        jobs = [job.decode() for job in self._bus.zrange(OWNED.at(tenant))]
+        states = self._bus.many([("EXISTS", JOB.at(job)) for job in jobs]) if jobs else []
+        known = zip(jobs, states, strict=True)
+        gone = [job for job, there in known if not there and not self._settings.job_dir(job).exists()]
+        return int(self._bus.call("ZREM", OWNED.at(tenant), *gone)) if gone else 0
 
     def _ordered(self, key: str, tenant: str | None) -> Order:
         found = {job.decode(): at for job, at in self._bus.zscores(key)}

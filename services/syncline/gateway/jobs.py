@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from syncline.contract.events import Mode
 from syncline.contract.spec_text import strict_json
-from syncline.contract.streams import JOB, JOBS
-from syncline.gateway import examples, held_out, precision_plan
-from syncline.gateway.access import JOB_ID, Gateway, Here, Limit, TheJob, only_known_parameters
+from syncline.contract.streams import JOB
+from syncline.gateway import addresses, examples, held_out, precision_plan
+from syncline.gateway.access import Gateway, Here, Limit, TheJob, TheWho, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.records import (
@@ -83,13 +83,15 @@ _SWITCH_BODY = {
 def submit_job(
     body: Body,
     here: Here,
+    who: TheWho,
     request: Request,
     idempotency_key: Annotated[str | None, Header(description="the same key and spec: the same job")] = None,
 ) -> Response:
     """Submit a job spec as JSON or TOML. 201: a new job. 200: the key stands for this job already."""
     spec = read_spec(body, request.headers.get("content-type", ""), here.settings)
-    held_out.check(here, spec)
-    made = submit(here.bus, spec, idempotency_key)
+    addresses.check(who, spec)
+    held_out.check(here, who, spec)
+    made = submit(here, who, spec, idempotency_key)
     held_out.pin(here.bus, spec, made.job)
     record = find(here.bus, here.settings, made.job)
     if record is None:
@@ -101,15 +103,16 @@ def submit_job(
 @router.get("", responses=describe(JobPage, examples.JOB_PAGE))
 def list_jobs(
     here: Here,
+    who: TheWho,
     limit: Limit = 50,
     after: Annotated[str | None, Query(description="`next` of the last page")] = None,
 ) -> Response:
     """Jobs, newest first; those too that only their folder still knows."""
-    known = _known(here.bus, here.settings)
+    known, places = here.history.visible(who)
     start = 0
     if after is not None:
-        start = next((i + 1 for i, (job, _) in enumerate(known) if job == after), -1)
-        if start < 0:
+        start = places.get(after, -1) + 1
+        if start == 0:
             fault = Fault(path="after", message="names no job of this listing", hint="give `next` of a page")
             raise Refusal(422, "parameter-refused", f"after: {fault.message}", errors=(fault,))
     page = [job for job, _ in known[start : start + limit]]
@@ -183,17 +186,6 @@ def switch_job(record: TheJob, here: Here, body: Body) -> Response:
 
 
 # ---- which jobs there are ---------------------------------------------------------------------------------
-def _known(bus: Bus, settings: Settings) -> list[tuple[str, float]]:
-    """Every job with the time it was made, newest first."""
-    found = {job.decode(): at for job, at in bus.zscores(JOBS.at())}
-    if settings.runs.is_dir():
-        for folder in settings.runs.iterdir():
-            spec = folder / "spec.json"
-            if folder.name not in found and JOB_ID.fullmatch(folder.name) and spec.is_file():
-                found[folder.name] = spec.stat().st_mtime
-    return sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
-
-
 def _records(bus: Bus, settings: Settings, jobs: list[str]) -> list[JobRecord]:
     replies: list[Any] = bus.many([("HGETALL", JOB.at(job)) for job in jobs]) if jobs else []
     records = []

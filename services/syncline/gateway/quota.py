@@ -7,7 +7,7 @@ import math
 from syncline.contract.streams import RATE
 from syncline.gateway.errors import Refusal
 from syncline.runtime.bus import Bus
-from syncline.runtime.tokens import TenantLimits, Who
+from syncline.runtime.tokens import Who
 
 _TAKE = """
 -- KEYS: bucket. ARGV: rate (per second), burst. Returns 0, or the milliseconds after which there is a token.
@@ -24,7 +24,6 @@ redis.call('PEXPIRE', KEYS[1], math.ceil(burst * 1000 / rate) + 1000)
 return wait
 """
 
-UNBOUNDED = 2**53  # a Lua number still tells it from its neighbours
 STORED, RUNNING = "quota stored", "quota running"
 """What the script that makes a job answers when the tenant has all it may have."""
 
@@ -40,14 +39,10 @@ def take(bus: Bus, who: Who) -> None:
         raise Refusal(429, "too-many-requests", told, headers={"Retry-After": str(math.ceil(wait / 1000))})
 
 
-def bounds(limits: TenantLimits | None) -> tuple[int, int]:
-    """Most jobs that are not over, and most in history."""
-    return (UNBOUNDED, UNBOUNDED) if limits is None else (limits.running, limits.stored)
-
-
 def exhausted(who: Who, what: str) -> Refusal:
     """429: the tenant has as many jobs as it may have."""
-    running, stored = bounds(who.limits)
+    assert who.limits is not None, "who has no limits cannot reach them"
+    running, stored = who.limits.running, who.limits.stored
     if what == RUNNING:
         detail = f"{running} jobs of this tenant are not over, which is the most: wait for one, or cancel one"
         return Refusal(429, "quota-running", detail, headers={"Retry-After": "60"})

@@ -164,7 +164,9 @@ class TokenStore:
         """Change limits of a tenant. Raises `ValueError` for one that is not there, or a limit that cannot be."""
         with self._changing() as found:
             if tenant not in found.tenants:
-                raise ValueError(f"there is no tenant {tenant!r}; there are: {', '.join(found.tenants) or 'none'}")
+                raise ValueError(
+                    f"there is no tenant {tenant!r}; there are: {', '.join(found.tenants) or 'none'}"
+                )
             given = msgspec.to_builtins(found.tenants[tenant]) | changed
             try:
                 limits = msgspec.convert(given, TenantLimits)
