@@ -15,7 +15,9 @@ from syncline.contract.version_path import VersionId
 
 Mode = Literal["colocated", "disjoint"]
 PhaseName = Literal["sample", "drain", "train", "sync", "flow", "paused", "done"]
-JobState = Literal["queued", "starting", "running", "paused", "succeeded", "failed", "cancelled"]
+JobState = Literal[
+    "queued", "validating", "starting", "running", "paused", "succeeded", "failed", "cancelled"
+]
 TERMINAL_JOB_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
 

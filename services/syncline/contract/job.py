@@ -25,6 +25,7 @@ from syncline.contract.trainer_spec import TrainerSpec as TrainerSpec
 from syncline.contract.transfer_spec import DiagnosticsSpec as DiagnosticsSpec
 from syncline.contract.transfer_spec import TransferSpec as TransferSpec
 from syncline.contract.turns import TurnsSpec
+from syncline.contract.validation_spec import ValidationSpec as ValidationSpec
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
@@ -224,6 +225,7 @@ class JobSpec(_Part):
     transfer: TransferSpec = TransferSpec()
     diagnostics: DiagnosticsSpec = DiagnosticsSpec()
     tracking: TrackingSpec = TrackingSpec()
+    validation: ValidationSpec = ValidationSpec()
     device: DeviceSpec = DeviceSpec()
     evaluation: EvaluationSpec | None = None
 
