@@ -69,7 +69,7 @@ def test_a_trajectory_is_one_trace_in_the_store(store: Path) -> None:
     assert spans_of(store, version="0.3", job="j1") == [sampled]
     assert spans_of(store, version="0.3", job="j2") == []
     assert spans_of(store, job="j1", names=["token.prompted"]) == [first]
-    assert tracing.losses() == {"store": 0, "incomplete": 0, "skewed": 0}
+    assert tracing.losses() == {"store": 0, "incomplete": 0, "skewed": 0, "links": 0}
     with pytest.raises(ValueError, match="needs a trajectory, a version or a job"):
         spans_of(store)
 
@@ -85,6 +85,17 @@ def test_a_batch_links_more_trajectories_than_the_sdk_s_default(store: Path) -> 
     assert span.attributes["trajectories"] == [f"j1-{n}-0" for n in range(512)]
 
 
+def test_links_beyond_what_one_span_may_have_are_counted(store: Path) -> None:
+    links = [tracing.new_traceparent()] * (65536 + 5)
+    with tracing.hop(MINTED, links=links, job="j1", version=VersionId(1, 9), optimizer_step=9) as hop:
+        hop.set(parent=None, trajectories=1)
+    tracing.flush()
+    [span] = spans_of(store, job="j1")
+    assert len(span.links) == 65536
+    assert tracing.losses() == {"store": 0, "incomplete": 0, "skewed": 0, "links": 5}
+    assert tracing.ended() == 1
+
+
 def test_only_hops_of_the_two_paths_have_spans(store: Path) -> None:
     stranger = Hop(name="token.imagined", done_by="rollout")
     with (
@@ -93,7 +104,7 @@ def test_only_hops_of_the_two_paths_have_spans(store: Path) -> None:
     ):
         pass
     impostor = Hop(name="token.scored", done_by="rollout")
-    with pytest.raises(ValueError, match="neither path"):
+    with pytest.raises(ValueError, match="is on no path"):
         tracing.record(impostor, None, 0.0, 1.0, job="j1")
 
 

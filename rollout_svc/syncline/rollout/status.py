@@ -38,11 +38,14 @@ class Teller:
         self._orders, self._residence = orders, residence
         self._key, self._name, self._incarnation = WORKERS.at(job), name, incarnation
         self._told = float("-inf")
+        self._seen, self._ran, self._busy = time.monotonic(), False, 0.0
         self._counts: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def tell(self, now_at_once: bool = False) -> None:
-        """Write the status if it is due."""
+        """Write the status if it is due. Called once per turn of the loop: a turn that began with requests was busy."""
         now = time.monotonic()
+        self._busy += now - self._seen if self._ran else 0.0
+        self._seen, self._ran = now, self._engine.running > 0
         if now < self._told + PERIOD and not now_at_once:
             return
         self._told = now
@@ -66,6 +69,7 @@ class Teller:
             resident=resident(),
             why=self.why(),
             at=time.time(),
+            busy=self._busy,
         )
 
     def why(self) -> str:

@@ -217,6 +217,8 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ready: bool
     why: str  # why not ready; "" when ready
     at: float
+    spans: int = 0  # trace spans that it has ended
+    missing: dict[str, int] = {}  # what the traces lack of it: `tracing.losses()`
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -236,6 +238,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     resident: int
     why: str
     at: float
+    busy: float = 0.0  # seconds since the process began in which requests ran
 
 
 class UpdateMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

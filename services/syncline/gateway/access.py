@@ -16,6 +16,7 @@ from syncline.gateway.door import WHO
 from syncline.gateway.errors import Fault, Refusal, unknown_job
 from syncline.gateway.exporting_processes import Exporting
 from syncline.gateway.history import JOB_ID, History, owner_of
+from syncline.gateway.metrics import JobNumbers
 from syncline.gateway.numbers import Numbers
 from syncline.gateway.records import JobRecord, find
 from syncline.gateway.tracking import Trackers
@@ -35,7 +36,7 @@ class Gateway:
     def __init__(self, settings: Settings, bus: Bus) -> None:
         self.settings = settings
         self.bus = bus
-        self.numbers = Numbers()
+        self.numbers = Numbers(JobNumbers(settings, bus))
         self.tokens = TokenStore(settings.token_store)
         self.history = History(bus, settings)
         self.audit = Audit(settings.runs)

@@ -1,4 +1,7 @@
-"""The gateway's own numbers, for Prometheus. Label sets are bounded: route templates, never ids or paths."""
+"""What `/metrics` says: the gateway's own numbers, and the jobs' (`metrics.py`).
+
+Label sets are bounded: route templates, never ids or paths.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter that says when it was first used
 
@@ -20,10 +25,12 @@ NO_ROUTE = "none"  # the label of every path that no route has
 
 
 class Numbers:
-    """One registry per application, so that two in one process do not share."""
+    """One registry per application, so that two in one process do not share. `jobs`: what else is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: Collector) -> None:
         self._registry = CollectorRegistry()
+        self._registry.register(jobs)
+        ProcessCollector(registry=self._registry)
         self._requests = Counter(
             "syncline_gateway_requests",
             "Requests answered",

@@ -49,7 +49,7 @@ def readyz(here: Here) -> Response:
     },
 )
 def numbers(here: Here) -> Response:
-    """The gateway's own numbers for Prometheus. No label holds an id."""
+    """Numbers for Prometheus: of the gateway itself, and of the jobs that run or have ended within 15 minutes."""
     return Response(here.numbers.text(), media_type=MEDIA_TYPE)
 
 

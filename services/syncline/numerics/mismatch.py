@@ -69,13 +69,22 @@ def tail(differences_N: Tensor) -> Tail:
 
 def mean_abs_by(differences_N: Tensor, keys: Sequence[Hashable]) -> dict[str, float]:
     """Mean |difference| per key, in the keys' first order. Raises `ValueError` unless there is a key per token."""
+    sizes_N = differences_N.double().abs()
+    return {str(key): float(sizes_N[at].mean()) for key, at in _places(differences_N, keys).items()}
+
+
+def tail_by(differences_N: Tensor, keys: Sequence[Hashable]) -> dict[str, Tail]:
+    """`tail` per key, in the keys' first order. Raises `ValueError` unless there is a key per token."""
+    return {str(key): tail(differences_N[at]) for key, at in _places(differences_N, keys).items()}
+
+
+def _places(differences_N: Tensor, keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:
     if len(keys) != len(differences_N):
         raise ValueError(f"{len(keys)} keys for {len(differences_N)} tokens")
     places: dict[Hashable, list[int]] = {}
     for i, key in enumerate(keys):
         places.setdefault(key, []).append(i)
-    sizes_N = differences_N.double().abs()
-    return {str(key): float(sizes_N[at].mean()) for key, at in places.items()}
+    return places
 
 
 def position_bucket(index: int) -> str:

@@ -106,6 +106,8 @@ class ServiceContext:
             ready=self._ready,
             why=self._why,
             at=time.time(),
+            spans=tracing.ended(),
+            missing=tracing.losses(),
         )
 
     @property

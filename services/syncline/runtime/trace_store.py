@@ -38,6 +38,7 @@ create index if not exists spans_trace on spans (trace_id, start_ns);
 create index if not exists spans_trajectory on spans (trajectory, start_ns) where trajectory is not null;
 create index if not exists spans_version on spans (job, version, start_ns) where version is not null;
 create index if not exists spans_job on spans (job, start_ns);
+create index if not exists spans_start on spans (start_ns);
 """
 
 
@@ -134,6 +135,11 @@ def parse_traceparent(text: str) -> tuple[int, int, int]:
             f"traceparent {text!r} is not of the form 00-<32 hex>-<16 hex>-<2 hex>, ids not zero"
         )
     return int(found[1], 16), int(found[2], 16), int(found[3], 16)
+
+
+def traceparent_of(trace: int, span: int, flags: int) -> str:
+    """The W3C form: inverse of `parse_traceparent`."""
+    return f"00-{trace:032x}-{span:016x}-{flags:02x}"
 
 
 def _row(span: SpanRecord) -> tuple[Any, ...]:

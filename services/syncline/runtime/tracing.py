@@ -1,4 +1,4 @@
-"""Tracing: spans for the hops of the paths, and for nothing else. The only importer of opentelemetry.
+"""Tracing: spans for the hops of the paths, and for nothing else. The importer of opentelemetry.
 
 A span name is a `Hop` of TOKEN_PATH, VERSION_PATH or VALIDATION_PATH. Spans go to the local store (always, once
 `setup` names one) and to an OTLP endpoint (when there is one), in the background. The data record is the truth and a
@@ -11,7 +11,6 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401
 import logging
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from opentelemetry import trace as otel
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
@@ -30,16 +29,20 @@ from syncline.contract.hops import Hop
 from syncline.contract.token_path import TOKEN_PATH
 from syncline.contract.validation import VALIDATION_PATH
 from syncline.contract.version_path import VERSION_PATH, VersionId
-from syncline.runtime.trace_store import (
-    SpanRecord,
-    TraceStore,
-    attribute_of,
-    parse_traceparent,
-    read_trace,
-    spans_of,
-)
+from syncline.runtime.trace_store import SpanRecord, parse_traceparent, read_trace, spans_of, traceparent_of
+from syncline.runtime.tracing_exporters import Counted, StoreExporter, otlp_exporter
 
-__all__ = ["HopIncomplete", "OpenHop", "flush", "hop", "losses", "new_traceparent", "record", "setup"]
+__all__ = [
+    "HopIncomplete",
+    "OpenHop",
+    "ended",
+    "flush",
+    "hop",
+    "losses",
+    "new_traceparent",
+    "record",
+    "setup",
+]
 __all__ += ["SpanRecord", "read_trace", "shutdown", "spans_of"]
 
 Plain = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
@@ -55,57 +58,16 @@ class HopIncomplete(ValueError):
     """A hop that closed without exactly its declared attributes. The message names them."""
 
 
-class _Counted(SpanExporter):
-    """Counts spans that an exporter took."""
-
-    def __init__(self, inner: SpanExporter) -> None:
-        self.inner = inner
-        self.taken = 0
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self.inner.export(spans)
-        if result is SpanExportResult.SUCCESS:
-            self.taken += len(spans)
-        return result
-
-    def shutdown(self) -> None:
-        self.inner.shutdown()
-
-
-class _StoreExporter(SpanExporter):
-    """Writes spans into the SQLite store. The batch processor calls it from one thread at a time."""
-
-    def __init__(self, path: Path, service: str, instance: str) -> None:
-        self._path, self._service, self._instance = path, service, instance
-        self._store: TraceStore | None = None
-        self._pid = 0
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        try:
-            if self._store is None or self._pid != os.getpid():  # a connection must not cross a fork
-                self._store, self._pid = TraceStore(self._path), os.getpid()
-            self._store.write(_to_record(span, self._service, self._instance) for span in spans)
-        except (sqlite3.Error, OSError) as error:
-            _LOG.warning("trace store %s: %d spans lost: %s", self._path, len(spans), error)
-            self._store = None
-            return SpanExportResult.FAILURE
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        if self._store is not None and self._pid == os.getpid():
-            self._store.close()
-        self._store = None
-
-
 class _Tracing:
     """The process's provider with its exporters, and what it has lost."""
 
     def __init__(self, service: str, instance: str, store: Path | None, otlp: str | None) -> None:
         self.ended = 0
         self._lock = threading.Lock()
-        self.exporters: dict[str, _Counted] = {}
+        self.exporters: dict[str, Counted] = {}
         self.incomplete = 0
         self.skewed = 0
+        self.links = 0
         self.provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource({SERVICE_NAME: service, SERVICE_INSTANCE_ID: instance}),
@@ -115,9 +77,9 @@ class _Tracing:
             shutdown_on_exit=False,
         )
         if store is not None:
-            self._add("store", _StoreExporter(store, service, instance))
+            self._add("store", StoreExporter(store, service, instance))
         if otlp is not None:
-            self._add("otlp", _otlp_exporter(f"{otlp.rstrip('/')}/v1/traces"))
+            self._add("otlp", otlp_exporter(f"{otlp.rstrip('/')}/v1/traces"))
         self.tracer: otel.Tracer = self.provider.get_tracer("syncline")
 
     def count_ended(self) -> None:
@@ -126,15 +88,9 @@ class _Tracing:
             self.ended += 1
 
     def _add(self, name: str, exporter: SpanExporter) -> None:
-        counted = self.exporters[name] = _Counted(exporter)
+        counted = self.exporters[name] = Counted(exporter)
         batch = BatchSpanProcessor(counted, _QUEUE, schedule_delay_millis=500, max_export_batch_size=512)
         self.provider.add_span_processor(batch)
-
-
-def _otlp_exporter(endpoint: str) -> SpanExporter:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # large: only if used
-
-    return OTLPSpanExporter(endpoint=endpoint)
 
 
 _state = _Tracing("unnamed", "unnamed", None, None)
@@ -162,11 +118,18 @@ def shutdown() -> None:
         _LOG.warning("tracing ends with losses: %s", lost)
 
 
+def ended() -> int:
+    """Spans that this process has ended."""
+    return _state.ended
+
+
 def losses() -> dict[str, int]:
     """What the view lacks: spans ended and not (yet) taken, by exporter name; `incomplete`: hops that closed
-    with wrong attributes; `skewed`: spans told with an end before their start (the wall clock was set back)."""
+    with wrong attributes; `skewed`: spans told with an end before their start (the wall clock was set back);
+    `links`: of those that one span may have, what was beyond."""
     missing = {name: _state.ended - exporter.taken for name, exporter in _state.exporters.items()}
-    return {**missing, "incomplete": _state.incomplete, "skewed": _state.skewed}
+    counted = {"incomplete": _state.incomplete, "skewed": _state.skewed, "links": _state.links}
+    return {**missing, **counted}
 
 
 def new_traceparent() -> str:
@@ -181,7 +144,8 @@ class OpenHop:
         self._hop = hop
         self._span = span
         self._names: set[str] = set()
-        self.traceparent = _traceparent(span.get_span_context())
+        own = span.get_span_context()
+        self.traceparent = traceparent_of(own.trace_id, own.span_id, own.trace_flags)
 
     def set(self, **attributes: Given) -> None:
         """Add attributes; None is written as "none", a version as EPOCH.NUMBER."""
@@ -263,6 +227,8 @@ def _start(hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) ->
 def _end(opened: OpenHop, at_ns: int) -> None:
     _state.count_ended()
     opened._span.end(at_ns)
+    if isinstance(opened._span, ReadableSpan):
+        _state.links += opened._span.dropped_links
 
 
 def _value(value: Given) -> Plain:
@@ -271,30 +237,6 @@ def _value(value: Given) -> Plain:
     return str(value) if isinstance(value, VersionId) else value
 
 
-def _traceparent(context: otel.SpanContext) -> str:
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-
 def _context(traceparent: str) -> otel.SpanContext:
     trace, span, flags = parse_traceparent(traceparent)
     return otel.SpanContext(trace, span, True, otel.TraceFlags(flags))
-
-
-def _to_record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
-    context = span.get_span_context()
-    assert context is not None
-    attributes = {name: attribute_of(value) for name, value in (span.attributes or {}).items()}
-    if span.status.status_code is otel.StatusCode.ERROR:
-        attributes["error"] = span.status.description or "error"
-    return SpanRecord(
-        trace_id=f"{context.trace_id:032x}",
-        span_id=f"{context.span_id:016x}",
-        parent_id=None if span.parent is None else f"{span.parent.span_id:016x}",
-        name=span.name,
-        service=service,
-        instance=instance,
-        start_ns=span.start_time or 0,
-        end_ns=span.end_time or 0,
-        attributes=attributes,
-        links=tuple(_traceparent(link.context) for link in span.links),
-    )

@@ -255,7 +255,7 @@ def _pair(question: Question, answer: Probed) -> list[tuple[Tensor, Tensor]]:
 def _aggregates(terms: Mapping[str, tuple[Tensor, list[ProbedToken]]]) -> dict[str, Any]:
     """Every aggregate field of `Diagnostics` that the columns give."""
     tails: dict[str, Tail] = {term: mismatch.tail(column_N) for term, (column_N, _) in terms.items()}
-    by_position, by_lag, firsts = {}, {}, {}
+    by_position, by_lag, tails_by_lag, firsts = {}, {}, {}, {}
     for term in ("total", "mismatch", "staleness", "kv_cache"):
         if term not in terms:
             continue
@@ -265,13 +265,15 @@ def _aggregates(terms: Mapping[str, tuple[Tensor, list[ProbedToken]]]) -> dict[s
             column_N[places], [mismatch.position_bucket(rows[i].token) for i in places]
         )
         aged = sorted(range(len(rows)), key=lambda i: rows[i].lag)
-        by_lag[term] = mismatch.mean_abs_by(column_N[aged], [rows[i].lag for i in aged])
+        tails_by_lag[term] = mismatch.tail_by(column_N[aged], [rows[i].lag for i in aged])
+        by_lag[term] = {lag: tail.mean for lag, tail in tails_by_lag[term].items()}
         first = torch.tensor([row.first_of_span for row in rows])
         firsts[term] = mismatch.tail(column_N[first]).mean
     fields: dict[str, Any] = {
         "terms": tails,
         "by_position": by_position,
         "by_lag": by_lag,
+        "tails_by_lag": tails_by_lag,
         "first_of_span": firsts,
     }
     if "mismatch" in terms:

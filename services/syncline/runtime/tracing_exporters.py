@@ -1,0 +1,88 @@
+"""Where spans go: the local store, an OTLP endpoint, and a count of what each took. For `tracing.py` alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from opentelemetry import trace as otel
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from syncline.runtime.trace_store import SpanRecord, TraceStore, attribute_of, traceparent_of
+
+_LOG = logging.getLogger(__name__)
+
+
+class Counted(SpanExporter):
+    """Counts spans that an exporter took."""
+
+    def __init__(self, inner: SpanExporter) -> None:
+        self.inner = inner
+        self.taken = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self.inner.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self.taken += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+
+class StoreExporter(SpanExporter):
+    """Writes spans into the SQLite store. The batch processor calls it from one thread at a time."""
+
+    def __init__(self, path: Path, service: str, instance: str) -> None:
+        self._path, self._service, self._instance = path, service, instance
+        self._store: TraceStore | None = None
+        self._pid = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            if self._store is None or self._pid != os.getpid():  # a connection must not cross a fork
+                self._store, self._pid = TraceStore(self._path), os.getpid()
+            self._store.write(_to_record(span, self._service, self._instance) for span in spans)
+        except (sqlite3.Error, OSError) as error:
+            _LOG.warning("trace store %s: %d spans lost: %s", self._path, len(spans), error)
+            self._store = None
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        if self._store is not None and self._pid == os.getpid():
+            self._store.close()
+        self._store = None
+
+
+def otlp_exporter(endpoint: str) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # large: only if used
+
+    return OTLPSpanExporter(endpoint=endpoint)
+
+
+def _to_record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
+    context = span.get_span_context()
+    assert context is not None
+    attributes = {name: attribute_of(value) for name, value in (span.attributes or {}).items()}
+    if span.status.status_code is otel.StatusCode.ERROR:
+        attributes["error"] = span.status.description or "error"
+    return SpanRecord(
+        trace_id=f"{context.trace_id:032x}",
+        span_id=f"{context.span_id:016x}",
+        parent_id=None if span.parent is None else f"{span.parent.span_id:016x}",
+        name=span.name,
+        service=service,
+        instance=instance,
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        attributes=attributes,
+        links=tuple(
+            traceparent_of(link.context.trace_id, link.context.span_id, link.context.trace_flags)
+            for link in span.links
+        ),
+    )
