@@ -34,15 +34,23 @@ def place(
 
     settings   variables that make a process read the installation's settings
     folder     the job's folder; logs go to its `logs`
-    Phases decide who is awake; processes stay, since a sleeping engine has given its memory back.
+    Phases decide who is awake; processes stay, since a sleeping engine has given its memory back. Colocated engines name
+    the devices that they share, which moves them where a launcher gives devices to pods.
     """
     if state.stage == "done":
         return Placement()
     common = {**settings, "SYNCLINE_JOB": job, "SYNCLINE_PORT": "0"}
 
     def process(name: str, service: str, **more: str) -> Process:
-        log = folder / "logs" / f"{name}.log"
-        return Process(name=f"{job}/{name}", argv=commands[service], env={**common, **more}, log=log)
+        return Process(
+            name=f"{job}/{name}",
+            argv=commands[service],
+            env={**common, **more},
+            log=folder / "logs" / f"{name}.log",
+            role=service,
+            devices="shared" if state.mode == "colocated" and service != "sync" else "",
+            start=spec.limits.worker_start,
+        )
 
     fleet: Sequence[Process] = [process(name, "rollout", SYNCLINE_WORKER=name) for name in workers(spec)]
     trainers = [process(TRAINER, "trainer")] if TRAINER in state.engines else []

@@ -20,6 +20,10 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     `name` is unique inside its placement. `env` is added to the launcher's own allowed environment. `log`
     receives stdout and stderr, appended. A process whose `argv`, `env` or `log` changes is replaced.
+
+    What only launchers of pods ask for: `role`, the service that it is ("rollout", "trainer", "sync"); `devices`, the
+    set of devices that it shares with the others that name the same ("": it has devices of its own, or none);
+    `start`, seconds that it may take to load.
     """
 
     name: str
@@ -27,6 +31,9 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     env: dict[str, str] = {}
     log: Path
     restart: RestartPolicy = "always"
+    role: str = ""
+    devices: str = ""
+    start: float = 180.0
 
 
 class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
