@@ -20,6 +20,7 @@ from syncline.scheduler import (
     cli_precision,
     cli_stack,
     cli_study,
+    cli_tokens,
     cli_validate,
 )
 from syncline.scheduler.cli_session import BAD_INPUT, FAILURE, INTERRUPTED, Failure, NothingUp, note
@@ -65,6 +66,7 @@ for command in (
     cli_validate.validate,
 ):
     app.command(name=command.__name__.removesuffix("_jobs"))(command)
+app.add_typer(cli_tokens.token)
 
 
 def main() -> None:

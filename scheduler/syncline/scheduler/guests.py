@@ -150,6 +150,8 @@ class Guests:
         asked = Asked(job=name, of=self._job, spec=spec, part=part, manifest=manifest, shared=True)
         known = {"spec": spec.canonical(), "spec_hash": spec.hash(), "name": spec.name, "state": "running"}
         known |= {"folder": str(self._tools.settings.job_dir(self._job)), "created": repr(time.time())}
+        owner = self._bus.hget(JOB.at(self._job), "tenant")
+        known |= {} if owner is None else {"tenant": owner.decode()}
         self._bus.hset(JOB.at(name), known)
         self._bus.ensure_group(WORK.at(name), GROUP_ROLLOUT)
         self._visit = Visit(self._tools, self._job, asked)
