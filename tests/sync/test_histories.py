@@ -6,12 +6,15 @@ judge them, except to learn which order an honest worker would answer (a worker 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from syncline.contract.version_path import Ack, VersionId
-from syncline.sync.decide import step
+from syncline.sync.decide import steps
 from syncline.sync.state import (
     Acked,
     Broken,
@@ -75,6 +78,8 @@ class Histories(RuleBasedStateMachine):
         self.began: set[VersionId] = set()  # a commit was ordered
         self.sent: list[Ack] = []
         self.seq = -1
+        self.gathering = False
+        self.gathered: list[Event] = []
 
     @initialize(scope=st.sampled_from(["barrier", "rolling"]), awake=AWAKE, workers=st.integers(0, 3))
     def begin(self, scope: Scope, awake: bool, workers: int) -> None:
@@ -84,16 +89,34 @@ class Histories(RuleBasedStateMachine):
 
     # ---- telling and judging ----
     def tell(self, event: Event) -> None:
-        self.state, effects = step(self.state, event, self.at)
+        if self.gathering:
+            self.gathered.append(event)
+        else:
+            self.tell_all([event])
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is told inside is told in one step at the end. Of one worker no two that answer each other."""
+        self.gathering = True
+        yield
+        self.gathering = False
+        events, self.gathered = self.gathered, []
+        self.tell_all(events)
+
+    def tell_all(self, events: Sequence[Event]) -> None:
+        self.state, effects = steps(self.state, events, self.at)
+        minted = {event.version for event in events if isinstance(event, Minted)}
+        lost = any(isinstance(event, Lost) for event in events)
         for effect in effects:
             if isinstance(effect, Order):
                 assert effect.seq == self.seq + 1
                 self.seq = effect.seq
                 self.judge_scope(effect)
                 for name in effect.workers:
-                    self.processes[name].obey(effect)
+                    if name in self.processes or not lost:  # an order to one that is lost reaches nobody
+                        self.processes[name].obey(effect)
             if isinstance(effect, Ended):
-                if isinstance(event, Minted) and event.version == effect.version:
+                if effect.version in minted:
                     assert (
                         effect.how == "superseded"
                     )  # an old one told again: the machine keeps no list of all
@@ -104,7 +127,7 @@ class Histories(RuleBasedStateMachine):
                 if effect.how == "active":
                     assert effect.workers
                     assert {self.processes[w].active for w in effect.workers} == {effect.version}
-            if isinstance(effect, Reached) and effect.what == "out":
+            if isinstance(effect, Reached) and effect.what == "out" and effect.worker in self.processes:
                 self.processes[effect.worker].out = effect.version
 
     def judge_scope(self, order: Order) -> None:
@@ -231,10 +254,31 @@ class Histories(RuleBasedStateMachine):
             loaded_digest="wrong" if lie == "loaded" else f"l{version}",
             canary_gap={"gap": 0.6, "nan": float("nan")}.get(lie, 0.5),
         )
-        if not lie and self.state.scope == "rolling" and self.state.awake and name in self.state.workers:
+        if (
+            not lie
+            and not self.gathering
+            and self.state.scope == "rolling"
+            and self.state.awake
+            and name in self.state.workers
+        ):
             assert process.commit is not None or process.good is None or self.overtaken(order), (
                 "rolling waits"
             )
+
+    @precondition(lambda self: len([*self.ordered("stage"), *self.ordered("commit")]) > 1)
+    @rule(
+        lies=st.tuples(*[st.sampled_from(["", "", "", "gap"])] * 3), loses=st.sampled_from(["", "", *NAMES])
+    )
+    def all_answer(self, lies: tuple[str, ...], loses: str) -> None:
+        """All that have an order answer it, one of them is lost perhaps, and sync hears of it in one go."""
+        staging, committing = self.ordered("stage"), self.ordered("commit")
+        with self.together():
+            for process, lie in zip(staging, lies, strict=False):
+                self.verify(process, lie)
+            for process in committing:
+                self.activate(process, False)
+            if loses:
+                self.lose(loses)
 
     def overtaken(self, order: Order) -> bool:
         """Whether the ack came too late: the version had failed, or the order was not the worker's last."""

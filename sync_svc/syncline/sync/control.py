@@ -29,7 +29,7 @@ from syncline.runtime.bus import Bus, Value, pack, unpack
 from syncline.runtime.lease import Lease
 from syncline.runtime.tracing import hop
 from syncline.sync import state as m
-from syncline.sync.decide import held, step
+from syncline.sync.decide import held, steps
 from syncline.sync.deltas import Deltas
 from syncline.sync.fleet import Fleet
 from syncline.sync.mail import Mail, acknowledged
@@ -124,9 +124,7 @@ class Control:
     def look(self) -> None:
         """Tell the machine who lives, and that time has passed."""
         known = {worker.name: worker.incarnation for worker in self.state.workers.values()}
-        for event in self._fleet.look(known, time.monotonic()):
-            self._tell(event)
-        self._tell(m.Tick())
+        self._tell(*self._fleet.look(known, time.monotonic()), m.Tick())
 
     def take_minted(self) -> None:
         """Hear of new versions, and convert and publish the newest one if it is not yet."""
@@ -209,8 +207,9 @@ class Control:
         self._tell(m.Minted(version=minted.version))
 
     def _take_acks(self, answers: Sequence[tuple[str, Ack]]) -> None:
-        for id, ack in answers:
-            self._tell(m.Acked(ack=ack), acknowledged(ACKS.at(self._job), id))
+        if answers:
+            causes = [command for id, _ in answers for command in acknowledged(ACKS.at(self._job), id)]
+            self._tell(*(m.Acked(ack=ack) for _, ack in answers), causes=causes)
 
     def _published(self, minted: Minted, manifest: VersionManifest, *, complete: bool) -> None:
         record = self._records.of(minted)
@@ -231,9 +230,9 @@ class Control:
         if record.changed_share is None and not self._publisher.borrowed:
             self._deltas.start(manifest)
 
-    def _tell(self, event: m.Event, cause: Sequence[Sequence[Value]] = ()) -> None:
-        """One step of the machine, written with the acknowledgement of its `cause`."""
-        self.state, effects = step(self.state, event, time.monotonic())
+    def _tell(self, *events: m.Event, causes: Sequence[Sequence[Value]] = ()) -> None:
+        """One step of the machine, written with the acknowledgements of its `causes`."""
+        self.state, effects = steps(self.state, events, time.monotonic())
         commands = [command for effect in effects for command in self._said(effect)]
         needed = {
             *self.state.pending,
@@ -242,7 +241,7 @@ class Control:
         gone = [self._entries.pop(version) for version in self._entries.keys() - needed]
         for id, _ in gone:
             commands += acknowledged(MINTED.at(self._job), id)
-        self._write([*self._records.commands(), *commands, *cause])
+        self._write([*self._records.commands(), *commands, *causes])
         for _, minted in gone:
             self._publisher.drop_export(minted)
 

@@ -1,4 +1,4 @@
-"""The activation machine: `step(state, event, at) -> (state, effects)`. Pure; see docs/decisions/0001.
+"""The activation machine: `steps(state, events, at) -> (state, effects)`. Pure; see docs/decisions/0001.
 
 What it holds, whatever comes in whatever order: no worker is ordered to commit what it did not verify under
 the outstanding order; no worker is ordered to a version below the one it serves; a barrier commits only when
@@ -6,11 +6,13 @@ every live worker in rotation has verified; rolling waits for nobody; each versi
 failed.
 
 An event changes the facts; then `_advance` looks at the facts alone and gives the orders that are due, so
-that events lost or told twice cost time and nothing else.
+that events lost or told twice cost time and nothing else. For the same reason what came together is told together:
+the fleet is looked at once, however many answers there were.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, assert_never
 
 from msgspec.structs import replace
@@ -38,6 +40,7 @@ from syncline.sync.state import (
     Worker,
     idle,
     latest,
+    named,
     with_offer,
     with_workers,
 )
@@ -52,7 +55,15 @@ Stepped = tuple[State, list[Effect]]
 
 def step(state: State, event: Event, at: float) -> Stepped:
     """The state after `event` at monotonic second `at`, and what to do, in order."""
-    state, first = _told(state, event)
+    return steps(state, (event,), at)
+
+
+def steps(state: State, events: Iterable[Event], at: float) -> Stepped:
+    """The state after `events`, which came in this order and none of which answers another's order."""
+    first: list[Effect] = []
+    for event in events:
+        state, said = _told(state, event)
+        first += said
     state, overdue = _overdue(state, at)
     state, orders = _advance(state, at)
     state, ends = endings(state, at)
@@ -151,8 +162,7 @@ def _lost(state: State, name: str) -> Stepped:
     worker = state.workers.get(name)
     if worker is None:
         return state, []
-    rest = {other: w for other, w in state.workers.items() if other != name}
-    return replace(state, workers=rest), _left(worker)
+    return replace(state, workers=state.workers.remove(name)), _left(worker)
 
 
 def _left(worker: Worker) -> list[Effect]:
@@ -172,13 +182,15 @@ def _wanted(state: State, event: Wanted) -> State:
 # ---- what time says ----
 def _overdue(state: State, at: float) -> Stepped:
     """Put workers out of rotation whose order has run out of time."""
+    if not state.awake:
+        return state, []
     effects: list[Effect] = []
-    for worker in state.workers.values():
-        if state.awake and worker.due is not None and at >= worker.due and worker.on is not None:
-            what = "stage" if worker.phase == "staging" else "commit"
-            why = f"no answer to the order to {what} in {state.wait / 2:g} s"
-            state, out = put_out(state, worker, why, abort=True)
-            effects += out
+    late = [w for w in state.workers.values() if w.due is not None and at >= w.due and w.on is not None]
+    for worker in named(late):
+        what = "stage" if worker.phase == "staging" else "commit"
+        why = f"no answer to the order to {what} in {state.wait / 2:g} s"
+        state, out = put_out(state, worker, why, abort=True)
+        effects += out
     return state, effects
 
 

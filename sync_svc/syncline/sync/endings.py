@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from syncline.contract.version_path import VersionId
 from syncline.sync.answers import put_out
-from syncline.sync.state import Effect, Ended, Offer, State, latest, with_offer
+from syncline.sync.state import Effect, Ended, Offer, State, latest, named, with_offer
 
 Stepped = tuple[State, list[Effect]]
 
@@ -58,11 +58,11 @@ def _barrier_is_complete(state: State, version: VersionId) -> bool:
 def _failed(state: State, offer: Offer) -> Stepped:
     """Nobody serves the newest version in time: it is over for good, also for those on their way."""
     effects: list[Effect] = []
-    for worker in state.workers.values():
-        if worker.on == offer.version and worker.phase != "idle":
-            why = f"version {offer.version} was not active in {state.wait:g} s"
-            state, out = put_out(state, worker, why, abort=True)
-            effects += out
+    underway = [w for w in state.workers.values() if w.on == offer.version and w.phase != "idle"]
+    for worker in named(underway):
+        why = f"version {offer.version} was not active in {state.wait:g} s"
+        state, out = put_out(state, worker, why, abort=True)
+        effects += out
     reason = f"active on no worker {state.wait:g} s after it could be staged{_refusals(state, offer.version)}"
     state = with_offer(state, offer.version, ended="failed", due=None)
     return state, [*effects, Ended(version=offer.version, how="failed", reason=reason)]
@@ -71,7 +71,7 @@ def _failed(state: State, offer: Offer) -> Stepped:
 def _refusals(state: State, version: VersionId) -> str:
     """Why workers are out for `version`, those with the same reason together; empty: none is."""
     by_reason: dict[str, list[str]] = {}
-    for worker in sorted(state.workers.values(), key=lambda w: w.name):
+    for worker in named(state.workers.values()):
         if worker.out == version:
             by_reason.setdefault(worker.why, []).append(worker.name)
     return "".join(f"; {', '.join(names)}: {why}" for why, names in by_reason.items())

@@ -6,10 +6,11 @@ Times are seconds of one monotonic clock that the caller reads; the machine has 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
+from rpds import HashTrieMap
 
 from syncline.contract.version_path import Ack, VersionId
 
@@ -50,8 +51,17 @@ class Worker(Struct, frozen=True):
     late: int = -1  # seq of a commit order that ran out of time: the worker may have obeyed all the same
 
 
+if TYPE_CHECKING:
+    Workers = HashTrieMap[str, Worker]
+else:
+    Workers = HashTrieMap  # which takes no parameters at run time
+
+
 class State(Struct, frozen=True):
-    """Everything. `offers` holds the newest offer, the last active one and those that workers are on."""
+    """Everything. `offers` holds the newest offer, the last active one and those that workers are on.
+
+    `workers` shares what it has in common with the state before it, so that an answer costs no copy of the fleet.
+    """
 
     wait: float  # limits.activation_wait
     seq: int  # of the last order
@@ -60,7 +70,7 @@ class State(Struct, frozen=True):
     newest: VersionId | None = None  # newest minted version heard of
     pending: tuple[VersionId, ...] = ()  # minted, not yet published
     offers: dict[VersionId, Offer] = {}
-    workers: dict[str, Worker] = {}
+    workers: Workers = HashTrieMap()
     refused: int = 0  # older versions and acks that nobody waits for, counted
 
 
@@ -173,7 +183,15 @@ def latest(state: State) -> Offer | None:
 
 def with_workers(state: State, workers: Iterable[Worker]) -> State:
     """`state` with these workers added or replaced."""
-    return replace(state, workers={**state.workers, **{w.name: w for w in workers}})
+    table = state.workers
+    for worker in workers:
+        table = table.insert(worker.name, worker)
+    return state if table is state.workers else replace(state, workers=table)
+
+
+def named(workers: Iterable[Worker]) -> list[Worker]:
+    """`workers` in the order of their names, which is the same in each process; a table's own order is not."""
+    return sorted(workers, key=lambda worker: worker.name)
 
 
 def with_offer(state: State, version: VersionId, **changes: Any) -> State:
