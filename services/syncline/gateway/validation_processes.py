@@ -37,7 +37,7 @@ class Validating:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._running: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self._started: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
 
     def unavailable(self) -> str:
         """Why none can be made on this machine; "": they can."""
@@ -62,7 +62,7 @@ class Validating:
                     links=links,
                 ),
             )
-            self._running[record.id, request.number] = self._start(record, request.number)
+            self._started[record.id, request.number] = self._start(record, request.number)
         view = self.look(record, request.number)
         assert view is not None, "its request lies there"
         return view
@@ -106,14 +106,9 @@ class Validating:
         validations.cancel(record.folder, number)
         return self.look(record, number)
 
-    def _alive(self, job: str, number: int) -> bool:
-        process = self._running.get((job, number))
-        if process is None:
-            return False
-        if process.poll() is None:
-            return True
-        del self._running[job, number]
-        return False
+    def _alive(self, job: str, number: int) -> bool | None:
+        process = self._started.get((job, number))
+        return None if process is None else process.poll() is None
 
 
 def _gate(record: JobRecord, view: Validation) -> bool:

@@ -77,8 +77,8 @@ def request_of(job_folder: Path, number: int) -> ValidationRequest | None:
         raise ValueError(f"{path}: {error}") from None
 
 
-def look(job_folder: Path, number: int, alive: bool = False) -> Validation | None:
-    """How it stands with a validation; None: there is none. `alive`: its process is known to run."""
+def look(job_folder: Path, number: int, alive: bool | None = None) -> Validation | None:
+    """How it stands with a validation; None: there is none. `alive`: whether its process runs; None: not known."""
     request = request_of(job_folder, number)
     if request is None:
         return None
@@ -95,12 +95,6 @@ def look(job_folder: Path, number: int, alive: bool = False) -> Validation | Non
         results=progress.results,
         now=progress.now if state == "running" else None,
     )
-
-
-def every(job_folder: Path, alive: Callable[[int], bool] = lambda _: False) -> list[Validation]:
-    """All of the job, in order."""
-    found = [look(job_folder, number, alive(number)) for number in numbers(job_folder)]
-    return [view for view in found if view is not None]
 
 
 def cancel(job_folder: Path, number: int) -> None:
@@ -138,7 +132,7 @@ def broken(place: Path, reason: str) -> None:
     write_whole(place / FAILURE, msgspec.json.encode(ValidationFailure(reason=reason)))
 
 
-def _state(place: Path, request: ValidationRequest, alive: bool) -> tuple[ValidationState, str]:
+def _state(place: Path, request: ValidationRequest, alive: bool | None) -> tuple[ValidationState, str]:
     if (place / CANCELLED).exists():
         return "cancelled", "cancelled"
     failure = _read(place / FAILURE, ValidationFailure)
@@ -146,7 +140,7 @@ def _state(place: Path, request: ValidationRequest, alive: bool) -> tuple[Valida
         return "broken", failure.reason
     if alive or _locked(place / LOCK):
         return "running", ""
-    if not (place / LOCK).exists() and time.time() - request.at < STARTING:
+    if alive is None and not (place / LOCK).exists() and time.time() - request.at < STARTING:
         return "running", ""
     return (
         "interrupted",
