@@ -66,9 +66,9 @@ def reaching(context: typer.Context) -> Iterator[Client]:
         url = _local_url(here)
         if url is None:
             raise NothingUp(f"nothing is up in {here.runs}; start it with `syncline up`, or name --url")
-        client = Client(url, here.token, lambda: _local_url(here, runs_jobs=True))
+        client = Client(url, here.token, lambda: _local_url(here, runs_jobs=True), here.tls_cert)
     else:
-        client = Client(url, here.token)
+        client = Client(url, here.token, trusted=here.tls_cert)
     try:
         yield client
     finally:
@@ -94,7 +94,7 @@ def reading(context: typer.Context) -> Iterator[Client]:
         raise NothingUp(f"there is no run folder {here.runs}")
     left = read_up(here.runs)
     if left is not None:
-        client = Client(left.url, here.token)
+        client = Client(left.url, here.token, trusted=here.tls_cert)
         try:
             if not client.await_ready(LEFT_SECONDS):
                 note("the supervisor is gone and its services still run; `syncline up` takes them over")
@@ -126,7 +126,7 @@ def _own_gateway(here: Settings) -> Iterator[Client]:
 
     thread = threading.Thread(target=supervise, name="supervisor")
     thread.start()
-    client = Client(supervisor.url, here.token)
+    client = Client(supervisor.url, here.token, trusted=here.tls_cert)
     try:
         end, said = time.monotonic() + READY_SECONDS, "starting"
         while said and thread.is_alive() and time.monotonic() < end:

@@ -177,7 +177,7 @@ def _await_ready(here: Settings, up: Up, child: subprocess.Popen[bytes] | None) 
     from syncline.scheduler.client import Client
     from syncline.scheduler.stack import alive
 
-    client = Client(up.url, here.token)
+    client = Client(up.url, here.token, trusted=here.tls_cert)
     end = time.monotonic() + READY_SECONDS
     said = "starting"
     while said and time.monotonic() < end:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 TIMEOUT = 30.0
+_HERE = ("127.0.0.1", "localhost", "::1")
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -51,15 +55,20 @@ class Client:
     url      such as http://127.0.0.1:8400
     token    bearer token, None: the gateway asks for none
     moved    tells where the gateway is now, None: nowhere; without it the URL stays
+    trusted  a certificate that is trusted besides the system's, as the gateway's own on this machine
     """
 
     def __init__(
-        self, url: str, token: str | None = None, moved: Callable[[], str | None] = lambda: None
+        self,
+        url: str,
+        token: str | None = None,
+        moved: Callable[[], str | None] = lambda: None,
+        trusted: Path | None = None,
     ) -> None:
         self.url = url
         self._moved = moved
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers)
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers, verify=_trust(url, trusted))
 
     def get(self, path: str, **params: str | int) -> Any:
         """JSON of GET `path`. Raises `Refused`, `Unreachable`."""
@@ -123,6 +132,26 @@ class Client:
         if answer.status_code >= 400:
             raise Refused(_problem(answer))
         return answer
+
+
+def _trust(url: str, trusted: Path | None) -> ssl.SSLContext | bool:
+    """How a certificate is judged. On this machine, which one seldom names, it must be `trusted` itself.
+
+    Raises `ValueError` for a file that holds no certificate.
+    """
+    if trusted is None or urlsplit(url).scheme != "https":
+        return True
+    context = ssl.create_default_context()
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the gateway's own may stand without its issuer
+    try:
+        if urlsplit(url).hostname in _HERE:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_verify_locations(trusted)
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(f"SYNCLINE_TLS_CERT {trusted}: {error}") from None
+    return context
 
 
 def _problem(answer: httpx.Response) -> ProblemDetails:

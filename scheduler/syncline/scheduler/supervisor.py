@@ -68,8 +68,9 @@ class Supervisor:
         self._services = [
             service_process(name, self.settings, self._redis_url, ports[name]) for name in services
         ]
+        scheme = "http" if self.settings.tls_cert is None else "https"
         self._up = Up(
-            url=f"http://{'127.0.0.1' if self.settings.host == '0.0.0.0' else self.settings.host}:{port}",
+            url=f"{scheme}://{'127.0.0.1' if self.settings.host == '0.0.0.0' else self.settings.host}:{port}",
             redis_url=self._redis_url,
             redis="external" if external else "embedded",
             supervisor=os.getpid(),

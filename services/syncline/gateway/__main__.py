@@ -37,11 +37,18 @@ def main(context: ServiceContext) -> None:
             sys.exit(f"gateway: cannot listen on {settings.host}:{port}: {error.strerror}")
         listener.listen(2048)  # from here on whoever reads where we answer gets an answer
         context.port = listener.getsockname()[1]
-        url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{context.port}"
+        scheme = "http" if settings.tls_cert is None else "https"
+        url = f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{context.port}"
         _announce(context, url)
         server = uvicorn.Server(
             uvicorn.Config(
-                app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=5,
+                ssl_certfile=settings.tls_cert,
+                ssl_keyfile=settings.tls_key,
             )
         )
         trackers = app.state.gateway.trackers

@@ -45,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if environ.get("SYNCLINE_TOKEN") == "":
             raise ValueError("SYNCLINE_TOKEN is empty: give a token, or unset it to serve this machine alone")
         given = {name: value for name, value in environ.items() if value != ""}
+        if ("SYNCLINE_TLS_CERT" in given) != ("SYNCLINE_TLS_KEY" in given):
+            raise ValueError("SYNCLINE_TLS_CERT and SYNCLINE_TLS_KEY: give both, or neither")
         return cls(
             redis_url=_redis_url(given.get("SYNCLINE_REDIS_URL", DEFAULT_REDIS)),
             runs=Path(given.get("SYNCLINE_RUNS", "runs")).absolute(),
