@@ -12,7 +12,6 @@ from evidence import evidence
 from syncline.contract.drawn import Lost, PromptAccount, Tally, in_words, told
 from syncline.contract.version_path import WorkerPath
 from syncline.gateway import report_charts as charts
-from syncline.gateway.page import page
 from syncline.gateway.report import render
 
 HOSTILE = "</pre><script>alert(1)</script>&\"'"
@@ -147,15 +146,3 @@ def test_a_gap_breaks_the_curve() -> None:
     points = [(0.0, 1.0), (1.0, 2.0), (2.0, None), (3.0, float("nan")), (4.0, 1.0), (5.0, 3.0)]
     drawn = charts.curves("any", [charts.Line(label="x", style="a", points=points)], "update")
     assert drawn.count("<polyline") == 2
-
-
-def test_the_page_may_run_its_own_script_alone() -> None:
-    answer = page()
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "connect-src 'self'" in policy
-    assert re.search(r"script-src 'sha256-[A-Za-z0-9+/=]+'", policy)
-    html = bytes(answer.body).decode()
-    assert html.count("<script") == 1
-    assert not re.search(r"(src|href)=\"https?:", html)
-    assert "innerHTML" not in html

@@ -267,6 +267,7 @@ TOKEN = TokenPath(
     ),
     convention=SamplingConvention(),
     loss_mask=1,
+    routes=None,
     state="trained",
     update=13,
     lag=0,

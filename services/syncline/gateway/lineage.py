@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from syncline.contract.token_path import TOKEN_PATH, VersionSpan
+from syncline.contract.token_path import TOKEN_PATH, Trajectory, VersionSpan
 from syncline.gateway.diagnosed import Decomposition
 from syncline.gateway.gathering import Gathered
 from syncline.gateway.shapes import (
@@ -89,6 +89,7 @@ def token_path(
         decomposition=_decomposition(found, token),
         convention=record.convention,
         loss_mask=record.loss_mask[token],
+        routes=_routes(record, position),
         state=found.state,
         update=found.update,
         lag=None if found.update is None else found.update - 1 - span.version.number,
@@ -98,6 +99,18 @@ def token_path(
         missing=[name for name in _HOPS if name not in {hop.hop for hop in hops}],
         version=version,
     )
+
+
+def _routes(record: Trajectory, position: int) -> list[list[int]] | None:
+    """Experts chosen where the token at `position` was sampled: the position before it was fed last."""
+    if record.expert_ids is None or record.expert_shape is None:
+        return None
+    _, layers, topk = record.expert_shape
+    width = 1 if record.expert_dtype == "u1" else 2
+    start = (position - 1) * layers * topk * width
+    raw = record.expert_ids[start : start + layers * topk * width]
+    ids = [int.from_bytes(raw[i : i + width], "little") for i in range(0, len(raw), width)]
+    return [ids[layer * topk : (layer + 1) * topk] for layer in range(layers)]
 
 
 def _decomposition(found: Gathered, token: int) -> Decomposition | None:

@@ -252,6 +252,9 @@ class TokenPath(msgspec.Struct, frozen=True, kw_only=True):
     decomposition: Decomposition | None  # None: the trajectory was not probed, or got no answer
     convention: SamplingConvention
     loss_mask: int
+    routes: (
+        list[list[int]] | None
+    )  # per routing layer, experts of the position it was sampled at; None: not recorded
     state: TrajectoryState
     update: int | None
     lag: int | None  # version updated minus this token's version
