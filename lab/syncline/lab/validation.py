@@ -38,12 +38,12 @@ from syncline.lab.pair import one_thread
 from syncline.runtime import tracing, validations
 from syncline.runtime.settings import Settings
 
-ELSEWHERE, CANNOT = 75, 1
+ELSEWHERE = 75
 LOOK = 0.2  # seconds between looks for `cancelled`
 
 
 def main(job: str, number: int, attached: bool = False) -> int:
-    """0: there is a report; 1: there will be none, and `failed.json` says why; 75: another process is at it."""
+    """0: there is a report, or a word on disk why there will be none; 75: another process is at it."""
     settings = Settings.read(os.environ)
     folder = settings.job_dir(job)
     signal.signal(signal.SIGTERM, _terminated)
@@ -58,7 +58,6 @@ def main(job: str, number: int, attached: bool = False) -> int:
                 _climb(request, settings, place)
         except (ValueError, OSError) as error:
             validations.broken(place, f"{type(error).__name__}: {error}")
-            return CANNOT
     return 0
 
 

@@ -12,7 +12,13 @@ from syncline.scheduler.stages import TRAINER, State
 
 Commands = Mapping[str, tuple[str, ...]]
 COMMANDS: Commands = {
-    service: (sys.executable, "-m", f"syncline.{service}") for service in ("rollout", "trainer", "sync")
+    service: (sys.executable, "-m", f"syncline.{module}")
+    for service, module in (
+        ("rollout", "rollout"),
+        ("trainer", "trainer"),
+        ("sync", "sync"),
+        ("validation", "lab.validation"),
+    )
 }
 """What to run for each service of a job."""
 

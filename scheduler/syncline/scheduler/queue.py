@@ -33,6 +33,7 @@ from syncline.scheduler import evaluation_job
 from syncline.scheduler.jobs import Job, begin
 from syncline.scheduler.lookout import Tools
 from syncline.scheduler.saved import SERVICE, load
+from syncline.scheduler.validating import Gate
 
 LOOK = 0.5  # seconds between looks at the list of jobs
 
@@ -55,11 +56,11 @@ return 1
 
 
 class Queue:
-    """All jobs of the installation. `current` runs; None: none does."""
+    """All jobs of the installation. `current` runs, or is validated before it may; None: none does."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools, self._bus = tools, tools.bus
-        self.current: Job | None = None
+        self.current: Job | Gate | None = None
         self._ended: set[str] = set()
         self._looked = float("-inf")
         self._bus.ensure_group(REQUESTS.at(), GROUP_SCHEDULER)
@@ -103,8 +104,10 @@ class Queue:
         return self._set(job, "queued", ending)
 
     # ---- who runs --------------------------------------------------------------------------------------------
-    def choose(self) -> Job | None:
+    def choose(self) -> Job | Gate | None:
         """The job that runs, adopted or started if need be. None: there is none."""
+        if isinstance(self.current, Gate) and self.current.over:
+            self.current = begin(self._tools, self.current.job, self.current.spec)
         if time.monotonic() - self._looked < LOOK:
             return self.current
         self._looked = time.monotonic()
@@ -137,7 +140,7 @@ class Queue:
         self._ended |= {name for name, state in found.items() if state in ("", *TERMINAL_JOB_STATES)}
         return {name: state for name, state in found.items() if name not in self._ended}
 
-    def _open(self, job: str) -> Job:
+    def _open(self, job: str) -> Job | Gate:
         spec = self._spec(job)
         self._prepare_folder(job, spec)
         for key, group in (
@@ -151,6 +154,8 @@ class Queue:
             self._tools.log.info("%s starts: %s", job, spec.name)
             folder = str(self._tools.settings.job_dir(job))
             self._set(job, "queued", {"started": repr(time.time()), "reason": "", "folder": folder})
+            if spec.validation.before_start:
+                return Gate(self._tools, job, spec, lambda fields: self._validating(job, fields))
             return evaluation_job.begin(self._tools, job, spec) if pinned else begin(self._tools, job, spec)
         self._tools.log.info("%s goes on in %s at %s", job, saved.state.stage, saved.cursor)
         now = time.time()  # nobody could report for duty to a dead scheduler
@@ -178,7 +183,12 @@ class Queue:
                 os.fsync(file.fileno())
             (folder / ".key.new").replace(key)
 
-    def _say_why(self, job: str, current: Job) -> None:
+    def _validating(self, job: str, fields: dict[str, str]) -> None:
+        """Say how far the gate of a job is, which may have been queued until now."""
+        if not self._set(job, "validating", fields):
+            self._set(job, "queued", fields)
+
+    def _say_why(self, job: str, current: Job | Gate) -> None:
         reason = f"waits for the device: job {current.job} ({current.spec.name}) has it"
         if self._bus.hget(JOB.at(job), "reason") != reason.encode():
             self._set(job, "queued", {"reason": reason})

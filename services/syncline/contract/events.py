@@ -297,7 +297,7 @@ class LedgerSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class Wait(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Something waits. Kept in the job's status while it lasts, so that slow and never look different."""
 
-    name: str  # "device", "batch", "lag", "drain", "activation", "worker", "reward", "evaluation"
+    name: str  # "device", "batch", "lag", "drain", "activation", "worker", "reward", "evaluation", "validation"
     owner: str
     since: float
     deadline: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from syncline.contract import evaluation_rules, prompts_spec, support
+from syncline.contract import evaluation_rules, prompts_spec, support, validation_spec
 from syncline.contract.job import JobSpec, Problem, RewardSpec
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.precision_rules import contradictions
@@ -265,6 +265,13 @@ def _sglang(spec: JobSpec) -> Iterator[Problem]:
         yield _problem("sampling.top_k", message, "set sampling.temperature = 1")
 
 
+def _validation(spec: JobSpec) -> Iterator[Problem]:
+    for path, message, hint in validation_spec.contradictions(
+        spec.validation, spec.kind, spec.rollout.engine
+    ):
+        yield _problem(path, message, hint)
+
+
 RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _batch,
     branch_problems,
@@ -277,5 +284,6 @@ RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _precision,
     _sglang,
     _rest,
+    _validation,
     evaluation_rules.problems,
 )

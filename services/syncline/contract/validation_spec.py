@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -41,3 +42,22 @@ class ValidationSpec(Part):
         if twice:
             raise ValueError(f"names level {twice[0]} more than once")
         return tuple(sorted(given))
+
+
+def contradictions(part: ValidationSpec, kind: str, engine: str) -> Iterator[tuple[str, str, str]]:
+    """(key, message, hint) of what a job of `kind`, whose rollout is by `engine`, cannot ask for."""
+    for key in ("before_start", "before_active"):
+        given = part.before_start if key == "before_start" else part.before_active
+        if given and kind != "train":
+            yield (
+                f"validation.{key}",
+                "an evaluation trains nothing that could part from rollout",
+                "leave it out",
+            )
+    if part.before_active and engine != "reference":
+        message = f"a version is proved on the reference engine, and rollout.engine is {engine!r}"
+        yield (
+            "validation.before_active",
+            message,
+            "leave it out; before_start and `syncline validate` look at it",
+        )
