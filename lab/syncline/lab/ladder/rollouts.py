@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, Protocol
 
 from syncline.contract.job import JobSpec
 from syncline.contract.version_path import VersionManifest
@@ -16,6 +17,7 @@ from syncline.rollout.engines.reference import ReferenceEngine
 from syncline.rollout.engines.sglang.engine import SGLangEngine
 from syncline.rollout.engines.sglang.local import local_engine
 from syncline.rollout.engines.sglang.model import Model
+from syncline.runtime.settings import Settings
 from syncline.runtime.store import BlobStore
 
 
@@ -47,6 +49,10 @@ class Rollouts(Protocol):
         """Tensors that `engine` holds otherwise than `manifest` says, read from where its forward pass reads them."""
         ...
 
+    def close(self) -> None:
+        """The climb has ended."""
+        ...
+
 
 class InProcess:
     """The reference engine: everything of it can be looked at."""
@@ -74,6 +80,9 @@ class InProcess:
         held = {} if active is None else active.contents
         names = {entry.name: entry.digest for entry in manifest.tensors}
         return [name for name in sorted(names) if held.get(name) != names[name]]
+
+    def close(self) -> None:
+        """Nothing runs outside this process."""
 
 
 class Servers:
@@ -138,3 +147,8 @@ class Servers:
         for engine in self._made:
             engine.close()
             engine.process.stop()
+
+
+def rollouts_of(engine: Literal["reference", "sglang"], folder: Path) -> Rollouts:
+    """By the engine's name. Raises `ValueError` where SGLang's environment (`SYNCLINE_SGLANG`) is missing."""
+    return InProcess() if engine == "reference" else Servers(Settings.read(os.environ).sglang, folder)
