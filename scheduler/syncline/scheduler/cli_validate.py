@@ -32,6 +32,9 @@ def validate(
     ] = "1-7",
     out: Annotated[Path | None, typer.Option(help="default: RUNS/validate-TARGET")] = None,
     json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
+    engine: Annotated[
+        str, typer.Option(help="of rollout: reference, or sglang, which starts servers of its own")
+    ] = "reference",
 ) -> None:
     """Find the boundary at which trainer and rollout part: levels in order, up to the first that fails."""
     here = settings()
@@ -39,6 +42,7 @@ def validate(
     folder = out or here.runs / f"validate-{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(target).stem)}"
     command = [sys.executable, "-m", "syncline.lab.validate", "--models", str(here.models)]
     command += ["--out", str(folder), "--levels", levels, *(["--json"] if json else [])]
+    command += ["--engine", engine]
     # a shell starts background jobs with SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
     child = subprocess.Popen(command, stdin=subprocess.PIPE)

@@ -14,25 +14,25 @@ from __future__ import annotations
 
 from syncline.runtime.errands import Errands
 from syncline.runtime.service import ServiceContext
-from syncline.scheduler.launch.launcher import Placement
-from syncline.scheduler.launch.local import LocalLauncher
+from syncline.scheduler.choosing import commands_of, launcher_of
+from syncline.scheduler.launch.launcher import Launcher, Placement
 from syncline.scheduler.lookout import Tools
-from syncline.scheduler.placement import COMMANDS, Commands
+from syncline.scheduler.placement import Commands
 from syncline.scheduler.queue import Queue
 from syncline.scheduler.saved import SERVICE
-from syncline.scheduler.stack import jobs_state
 
 TICK = 0.1  # seconds of waiting for events in one turn
 IDLE = 0.5  # seconds of waiting for requests while no job runs
 
 
-def main(ctx: ServiceContext, commands: Commands = COMMANDS) -> None:
+def main(ctx: ServiceContext, commands: Commands | None = None) -> None:
     """The installation's scheduler, until it is told to stop. Jobs' processes run on for the next one."""
     ctx.ready(False, "waits for the scheduler's lease")
     ctx.lease(SERVICE)
-    launcher = LocalLauncher(jobs_state(ctx.settings.runs), withhold=("SYNCLINE_TOKEN",))
+    launcher = launcher_of(ctx)
     errands = Errands(ctx.settings.redis_url)
-    tools = Tools(ctx.bus, ctx.incarnation, ctx.settings, launcher, errands, commands, ctx.log)
+    run_by = commands or commands_of(ctx.settings)
+    tools = Tools(ctx.bus, ctx.incarnation, ctx.settings, launcher, errands, run_by, ctx.log)
     ctx.ready(True)
     try:
         run(ctx, Queue(tools), launcher)
@@ -41,7 +41,7 @@ def main(ctx: ServiceContext, commands: Commands = COMMANDS) -> None:
         errands.close()
 
 
-def run(ctx: ServiceContext, queue: Queue, launcher: LocalLauncher) -> None:
+def run(ctx: ServiceContext, queue: Queue, launcher: Launcher) -> None:
     """Turn after turn."""
     while not ctx.stop_requested():
         job = queue.choose()

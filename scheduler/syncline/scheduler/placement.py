@@ -21,6 +21,8 @@ COMMANDS: Commands = {
     )
 }
 """What to run for each service of a job."""
+POD_COMMANDS: Commands = {service: ("python", "-m", f"syncline.{service}") for service in COMMANDS}
+"""The same inside an image."""
 
 
 def workers(spec: JobSpec) -> tuple[str, ...]:
@@ -40,8 +42,8 @@ def place(
 
     settings   variables that make a process read the installation's settings
     folder     the job's folder; logs go to its `logs`
-    Phases decide who is awake; processes stay, since a sleeping engine has given its memory back. Colocated engines name
-    the devices that they share, which moves them where a launcher gives devices to pods.
+    Phases decide who is awake; processes stay, since a sleeping engine has given its memory back. Colocated engines
+    name the devices that they share, which moves them where a launcher gives devices to pods.
     """
     if state.stage == "done":
         return Placement()
