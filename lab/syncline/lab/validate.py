@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +17,7 @@ from syncline.contract.validation_words import line, text
 from syncline.lab.evidence import Evidence
 from syncline.lab.ladder.climb import LEVELS, climb
 from syncline.lab.ladder.records import Level, Result
+from syncline.lab.ladder.rollouts import ENGINES, missing, rollouts_of
 from syncline.lab.pair import one_thread
 
 
@@ -47,15 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--levels", type=levels_of, default=levels_of("1-7"), metavar="1-7")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="of rollout")
     args = parser.parse_args(arguments)
+    if why := missing(args.engine):
+        parser.error(why)
     spec = JobSpec.model_validate_json(sys.stdin.read())
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     one_thread()
     args.out.mkdir(parents=True, exist_ok=True)
     evidence = Evidence(args.out, spec, {})
     try:
-        with tempfile.TemporaryDirectory(prefix="syncline-validate-") as scratch:
-            report = climb(spec, args.models, Path(scratch), args.levels, lambda r: _tell(evidence.note(r)))
+        with (
+            tempfile.TemporaryDirectory(prefix="syncline-validate-") as scratch,
+            closing(rollouts_of(args.engine, Path(scratch))) as engines,
+        ):
+            report = climb(
+                spec, args.models, Path(scratch), args.levels, lambda r: _tell(evidence.note(r)), engines
+            )
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130

@@ -115,6 +115,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     results: tuple[Result, ...]
     diagnosis: Diagnosis | None = None
+    engine: Literal["reference", "sglang"] = "reference"  # of rollout
 
     @property
     def failed_at(self) -> Level | None:

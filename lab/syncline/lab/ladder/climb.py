@@ -64,6 +64,7 @@ def climb(
         seed=spec.seeds.model,
         results=tuple(results),
         diagnosis=diagnose(results),
+        engine=subject.rollouts.name,
     )
 
 

@@ -20,6 +20,9 @@ from syncline.rollout.engines.sglang.model import Model
 from syncline.runtime.settings import Settings
 from syncline.runtime.store import BlobStore
 
+Engine = Literal["reference", "sglang"]
+ENGINES: tuple[Engine, ...] = ("reference", "sglang")
+
 
 class Rollouts(Protocol):
     """Makes the engines of a climb and looks into them.
@@ -29,7 +32,7 @@ class Rollouts(Protocol):
     running   why requests cannot be followed through a commit; "": they can
     """
 
-    name: str
+    name: Engine
     without: Mapping[Level, str]
     running: str
 
@@ -57,7 +60,7 @@ class Rollouts(Protocol):
 class InProcess:
     """The reference engine: everything of it can be looked at."""
 
-    name = "reference"
+    name: Engine = "reference"
     without: Mapping[Level, str] = MappingProxyType({})
     running = ""
 
@@ -90,11 +93,9 @@ class Servers:
 
     python   interpreter of SGLang's own environment
     folder   for checkpoints and logs
-
-    Raises `ValueError` where the interpreter is missing.
     """
 
-    name = "sglang"
+    name: Engine = "sglang"
     without: Mapping[Level, str] = MappingProxyType(
         {
             3: "its operators run in the server's process, and show from level 4 on",
@@ -105,8 +106,6 @@ class Servers:
     running = "a server's decode steps cannot be counted from outside"
 
     def __init__(self, python: Path, folder: Path) -> None:
-        if not python.is_file():
-            raise ValueError(f"{python} is missing: `make sglang-venv` makes SGLang's environment")
         self._python, self._folder = python, folder
         self._made: list[SGLangEngine] = []
 
@@ -149,6 +148,16 @@ class Servers:
             engine.process.stop()
 
 
-def rollouts_of(engine: Literal["reference", "sglang"], folder: Path) -> Rollouts:
-    """By the engine's name. Raises `ValueError` where SGLang's environment (`SYNCLINE_SGLANG`) is missing."""
+def missing(engine: Engine) -> str:
+    """Why `engine` cannot run here; "": it can."""
+    python = Settings.read(os.environ).sglang
+    if engine == "reference" or python.is_file():
+        return ""
+    return (
+        f"{python} is missing: `make sglang-venv` makes SGLang's environment, SYNCLINE_SGLANG names another"
+    )
+
+
+def rollouts_of(engine: Engine, folder: Path) -> Rollouts:
+    """By the engine's name. `folder` takes a server's log and checkpoints."""
     return InProcess() if engine == "reference" else Servers(Settings.read(os.environ).sglang, folder)
