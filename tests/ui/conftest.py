@@ -1,0 +1,106 @@
+"""A whole stack, a headless Chromium, and one job that was submitted and watched through the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, sync_playwright
+from stack import Stack
+from waiting import wait_until
+from watched import Watched, submit_and_watch
+
+from syncline.gateway.app import create_app
+from syncline.runtime.bus import Bus
+from syncline.runtime.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZE = {"width": 1280, "height": 900}
+CALM = "*, ::before { transition: none !important; animation: none !important; }"
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    assert found, "these tests need Chromium (Debian: apt-get install chromium)"
+    with sync_playwright() as driver:
+        sandbox = [] if os.geteuid() else ["--no-sandbox"]  # root has no user namespace of its own to hide in
+        browser = driver.chromium.launch(executable_path=found, args=sandbox)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    runs = Path(tempfile.mkdtemp(prefix="sl-"))
+    started = Stack(runs)
+    try:
+        started.up()
+        yield started
+    finally:
+        started.down()
+        shutil.rmtree(runs, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def job(chromium: Browser, stack: Stack) -> Watched:
+    """A job that has ended, with what the page showed of it meanwhile."""
+    with chromium.new_context(viewport=SIZE) as context:
+        return submit_and_watch(context.new_page(), stack)
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Iterator[Page]:
+    """A page of a browser profile of its own. Fails the test for an error in its scripts, or a breach of its policy."""
+    with chromium.new_context(viewport=SIZE) as context:
+        opened, wrong = context.new_page(), list[str]()
+        opened.on("pageerror", lambda error: wrong.append(str(error)))
+        opened.on(
+            "console",
+            lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None,
+        )
+        yield opened
+        assert not wrong
+
+
+@pytest.fixture
+def guarded(stack: Stack) -> Iterator[str]:
+    """Address of a second gateway over the same jobs, which asks for the token "open sesame"."""
+    settings = Settings.read(
+        {
+            "SYNCLINE_REDIS_URL": json.loads((stack.runs / "up.json").read_text())["redis_url"],
+            "SYNCLINE_RUNS": str(stack.runs),
+            "SYNCLINE_MODELS": stack.env["SYNCLINE_MODELS"],
+            "SYNCLINE_TOKEN": "open sesame",
+        }
+    )
+    bus = Bus(settings.redis_url, deadline=5)
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(settings, bus), port=0, log_config=None, access_log=False)
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started, 20, "uvicorn serving")
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)
+    bus.close()
+
+
+@pytest.fixture
+def picture() -> Callable[[Page, str], None]:
+    """Keeps a picture of the page for the documentation, when SYNCLINE_PICTURES asks for it (`make pictures`)."""
+
+    def keep(page: Page, name: str) -> None:
+        folder = os.environ.get("SYNCLINE_PICTURES")
+        if folder:
+            page.screenshot(path=Path(folder) / f"ui-{name}.png", style=CALM)
+
+    return keep
