@@ -1,0 +1,159 @@
+"""Values that cannot be right are refused before anything is installed, with the key in the message."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from chart_tools import CHART, HELM, ROOT
+from rendered import PROFILES, refusal, render
+
+REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    # values as YAML, and what the message must hold
+    "unknown key": ("gatewai: {}", ("gatewai",)),
+    "unknown key in a part": ("gateway: {replicas: 3}", ("gateway", "replicas")),
+    "unknown role": ("jobs: {roles: {rolout: {gpus: 8}}}", ("roles", "rolout")),
+    "unknown key of an image": ("redis: {image: {tags: '8'}}", ("redis", "image", "tags")),
+    "half a GPU": ("jobs: {roles: {rollout: {gpus: 0.5}}}", ("roles", "rollout", "gpus", "integer")),
+    "a GPU as text": ("jobs: {roles: {trainer: {gpus: '1'}}}", ("gpus",)),
+    "GPUs below zero": ("jobs: {roles: {trainer: {gpus: -1}}}", ("gpus",)),
+    "half a GPU as a resource": (
+        "jobs: {roles: {rollout: {resources: {limits: {amd.com/vf: 0.5}}}}}",
+        ("limits", "amd.com", "integer"),
+    ),
+    "GPUs in two places": (
+        "jobs: {roles: {rollout: {gpus: 1, resources: {limits: {nvidia.com/gpu: 2}}}}}",
+        ("rollout", "limits"),
+    ),
+    "memory without a unit": ("gateway: {resources: {limits: {memory: 4}}}", ("memory",)),
+    "a resource that does not exist": ("errands: {resources: {limits: {gpu: 1}}}", ("gpu",)),
+    "root": ("security: {uid: 0}", ("uid",)),
+    "no errands": ("errands: {replicas: 0}", ("replicas",)),
+    "a volume of one node for nobody": ("storage: {runs: {accessMode: ReadOnlyMany}}", ("accessMode",)),
+    "a path that leaves the volume": ("storage: {runs: {subPath: ../other}}", ("subPath",)),
+    "an evicting fsync": ("redis: {appendfsync: 'no'}", ("appendfsync",)),
+    "memory that is no size": ("redis: {maxmemory: lots}", ("maxmemory",)),
+    "a password as a value": ("redis: {auth: {password: secret}}", ("password",)),
+    "a token as a value": ("gateway: {token: {value: secret}}", ("value",)),
+    "a variable that syncline sets": ("jobs: {env: {SYNCLINE_JOB: j1}}", ("SYNCLINE_JOB",)),
+    "a variable that is no name": ("jobs: {env: {'a b': c}}", ("a b",)),
+    "a secret without key": ("jobs: {secretEnv: {HF_TOKEN: {secret: hf}}}", ("key",)),
+    "a digest that is none": ("gateway: {image: {digest: latest}}", ("digest",)),
+    "an address without scheme": ("otel: {endpoint: 'tempo:4318'}", ("endpoint",)),
+    "a service type": ("gateway: {service: {type: Public}}", ("type",)),
+    "a port": ("gateway: {service: {port: 70000}}", ("port",)),
+    "a peer that names nobody": ("networkPolicy: {gatewayFrom: [{}]}", ("gatewayFrom",)),
+    "a misspelt toleration": ("scheduler: {tolerations: [{keys: gpu}]}", ("keys",)),
+    "a long name": (f"fullnameOverride: {'x' * 39}", ("fullnameOverride",)),
+    "no Redis at all": ("redis: {enabled: false}", ("redis.external.existingSecret",)),
+    "an ingress in the clear": (
+        "ingress: {enabled: true, host: rl.example.org}",
+        ("ingress.tls.secretName", "in the clear"),
+    ),
+    "an ingress without a name": (
+        "ingress: {enabled: true, tls: {secretName: tls}}",
+        ("ingress.host",),
+    ),
+    "two ways for spans": (
+        "otel: {endpoint: 'http://a:4318', collector: {enabled: true, exportTo: 'http://b:4318'}}",
+        ("otel.endpoint", "not both"),
+    ),
+    "a collector that leads nowhere": ("otel: {collector: {enabled: true}}", ("otel.collector.exportTo",)),
+    "no account": ("serviceAccount: {create: false}", ("serviceAccount.name",)),
+    "an autoscaler upside down": (
+        "errands: {autoscaling: {enabled: true, minReplicas: 9, maxReplicas: 3}}",
+        ("errands.autoscaling.minReplicas", "9"),
+    ),
+}
+
+
+@pytest.mark.parametrize("version", HELM)
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, version: str) -> None:
+    values, wanted = REFUSED[case]
+    said = refusal(values=values, version=version)
+    for part in wanted:
+        assert part in said, said
+
+
+def test_set_cannot_give_half_a_gpu() -> None:
+    assert "gpus" in refusal(["jobs.roles.colocated.gpus=0.5"])
+
+
+def schema() -> Any:
+    return json.loads((CHART / "values.schema.json").read_text())
+
+
+VERBATIM = ("/affinity/properties/", "/properties/pod", "/properties/global")
+"""Objects that are handed to Kubernetes as they are, which then checks them."""
+
+
+def objects(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every subschema that describes an object."""
+    if isinstance(node, dict):
+        if node.get("type") == "object":
+            yield path, node
+        for key, value in node.items():
+            yield from objects(value, f"{path}/{key}")
+    elif isinstance(node, list):
+        for place, value in enumerate(node):
+            yield from objects(value, f"{path}/{place}")
+
+
+def test_every_object_of_the_schema_is_closed() -> None:
+    """An object takes its own keys alone, or names that users give, each with a type; or it is a named verbatim one."""
+    jsonschema.Draft7Validator.check_schema(schema())
+    found = list(objects(schema()))
+    assert len(found) > 40
+    loose = [
+        path
+        for path, node in found
+        if node.get("additionalProperties") is not False
+        and not isinstance(node.get("additionalProperties"), dict)
+        and not any(part in path for part in VERBATIM)
+    ]
+    assert loose == []
+
+
+def test_every_value_has_its_place_in_the_schema() -> None:
+    """values.yaml names all keys: schema and file have the same ones, so that no key is there in secret."""
+
+    def keys(node: Any, path: str = "") -> Iterator[str]:
+        ref = node.get("$ref")
+        node = schema()["definitions"][ref.rsplit("/", 1)[1]] if ref else node
+        for key, value in node.get("properties", {}).items():
+            yield f"{path}/{key}"
+            yield from keys(value, f"{path}/{key}")
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def has(path: str) -> bool:
+        node = values
+        for key in path.strip("/").split("/"):
+            if not isinstance(node, dict) or key not in node:
+                return False
+            node = node[key]
+        return True
+
+    deep = ("/resources/", "/affinity/", "/global")  # what a container may ask for needs no default
+    missing = [path for path in keys(schema()) if not has(path) and not any(part in path for part in deep)]
+    assert missing == []
+
+
+def test_the_quickstart_of_the_values_is_the_example() -> None:
+    """`helm test` with values-cpu.yaml runs examples/quickstart.toml."""
+    job = yaml.safe_load((CHART / "values-cpu.yaml").read_text())["tests"]["job"]
+    assert job.strip() == (ROOT / "examples" / "quickstart.toml").read_text().strip()
+    held = next(m for m in render("values-cpu") if m["kind"] == "ConfigMap" and "job.toml" in m["data"])
+    assert tomllib.loads(held["data"]["job.toml"]) == tomllib.loads(job)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_profiles_hold_no_unknown_key(profile: str) -> None:
+    """The schema refuses on its own, without helm's defaults under it."""
+    jsonschema.Draft7Validator(schema()).validate(yaml.safe_load((CHART / f"{profile}.yaml").read_text()))
