@@ -15,8 +15,10 @@ from schemathesis.checks import negative_data_rejection, positive_data_acceptanc
 from serving import Server
 
 from syncline.contract.streams import METRICS, VERSIONS
+from syncline.contract.token_path import PROMPTED
 from syncline.contract.version_path import VersionId, VersionRecord
 from syncline.gateway.app import create_app
+from syncline.runtime import tracing
 from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
 
@@ -33,7 +35,13 @@ def ended(server: Server) -> dict[str, str]:
     )
     server.bus.hset(VERSIONS.at(job), "0.7", msgspec.json.encode(record))
     server.set_state(job, "succeeded")
-    named = {"export": write_export(server.settings.job_dir(job)), "file": "config.json"}
+    tracing.setup("scheduler", "scheduler", server.settings.traces, None)
+    root = tracing.record(PROMPTED, None, 1.0, 2.0, job=job, trajectory=made[0].trajectory, group=0, index=0)
+    tracing.setup("unnamed", "unnamed", None, None)
+    named = {"trace": root.split("-")[1], "tag": "span.trajectory"} | {
+        "export": write_export(server.settings.job_dir(job)),
+        "file": "config.json",
+    }
     return {"job": job, "trajectory": made[0].trajectory, "version": "0.7", "token": "1", **named}
 
 

@@ -19,6 +19,7 @@ from syncline.gateway.history import JOB_ID, History, owner_of
 from syncline.gateway.metrics import JobNumbers
 from syncline.gateway.numbers import Numbers
 from syncline.gateway.records import JobRecord, find
+from syncline.gateway.tempo_store import TempoStore
 from syncline.gateway.tracking import Trackers
 from syncline.gateway.validation_processes import Validating
 from syncline.runtime.bus import Bus
@@ -46,6 +47,7 @@ class Gateway:
         self.exporting = Exporting(settings)
         self.validating = Validating(settings)
         self.trackers = Trackers(settings)
+        self.tempo = TempoStore(settings.traces)
 
 
 def gateway(request: Request) -> Gateway:

@@ -18,6 +18,7 @@ from syncline.gateway import (
     progress,
     reports,
     system,
+    tempo,
     tracked,
     trajectories,
     ui,
@@ -74,6 +75,7 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
         ui_tokens,
         reports,
         tracked,
+        tempo,
     )
     for part in parts:
         app.include_router(part.router)

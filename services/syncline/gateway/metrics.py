@@ -75,7 +75,8 @@ class JobNumbers(Collector):
                 continue
             if state is not None:
                 say_job(sheet, account, state, int(seconds) + int(micros) / 1e6)
-                self._say_processes(sheet, job, state)
+                if not state.over:
+                    self._say_processes(sheet, job, state)
 
     def _say_installation(self, sheet: Sheet, found: Shown) -> None:
         info = self._bus.call("INFO", "memory").decode()

@@ -7,6 +7,7 @@ import time
 from syncline.contract import lag
 from syncline.contract.diagnosis import Diagnostics, Tail
 from syncline.contract.events import UpdateMetrics
+from syncline.contract.version_path import VersionRecord
 from syncline.gateway import metrics_names as names
 from syncline.gateway.metrics_account import Account, reached
 from syncline.gateway.metrics_sheet import Sheet, bounded
@@ -34,7 +35,7 @@ def _say_state(sheet: Sheet, account: Account, state: Standing) -> None:
     job, record, phase = account.job, state.record, account.phase
     spec = record.spec
     now_in = ("none", "none") if phase is None else (phase.mode, phase.phase)
-    sheet.say(names.INFO, 1, job, spec.name, record.state, *now_in, spec.precision.recipe)
+    sheet.say(names.INFO, 1, job, spec.name, record.state, *now_in, spec.precision.recipe or "none")
     sheet.say(names.UPDATES_WANTED, spec.schedule.updates, job)
     sheet.say(names.LAG_BOUND, spec.schedule.max_lag, job)
     for name, since in sorted({wait.name: wait.since for wait in record.waits}.items()):
@@ -106,7 +107,8 @@ def _say_trajectories(sheet: Sheet, job: str, account: Account, state: Standing)
     for queue, depth in sorted(state.queues.items()):
         sheet.say(names.QUEUE, depth, job, queue)
     spec = state.record.spec
-    sheet.say(names.CREDITS, lag.credits(spec.schedule.max_lag, spec.batch.groups, state.queues["open"]), job)
+    credits = lag.credits(spec.schedule.max_lag, spec.batch.groups, state.queues["open"])
+    sheet.say(names.CREDITS, 0 if state.over else credits, job)
 
 
 def _dropped(state: Standing) -> dict[str, dict[str, float]]:
@@ -131,10 +133,12 @@ def _dropped(state: Standing) -> dict[str, dict[str, float]]:
 
 def _say_workers(sheet: Sheet, job: str, state: Standing) -> None:
     for name, status in sorted(state.workers.items()):
+        sheet.say(names.SAMPLED_TOKENS, status.tokens, job, name)
+        if state.over:  # what they said last is no more so
+            continue
         sheet.say(names.WORKER_STATE, 1, job, name, status.state)
         sheet.say(names.WORKER_REQUESTS, status.running, job, name, "running")
         sheet.say(names.WORKER_REQUESTS, status.waiting, job, name, "waiting")
-        sheet.say(names.SAMPLED_TOKENS, status.tokens, job, name)
         sheet.say(names.TOKENS_PER_SECOND, status.tokens_per_second, job, name)
         sheet.say(names.RESIDENT, status.resident, job, name)
 
@@ -154,14 +158,10 @@ def _say_versions(sheet: Sheet, account: Account, state: Standing) -> None:
     sheet.say(names.CHANGED, newest.changed_share, job)
     known = [*account.open.values(), newest]
     for at in ("minted", "published", "active"):
-        reached_by = [
-            v.version.number
-            for v in known
-            if {"minted": v.minted, "published": v.published, "active": v.active}[at]
-        ]
-        sheet.say(names.VERSION, max(reached_by, default=None), job, at)
+        numbers = [version.version.number for version in known if _when(version, at) is not None]
+        sheet.say(names.VERSION, max(numbers, default=None), job, at)
     for name, status in sorted(state.workers.items()):
-        if status.version is None:
+        if status.version is None or state.over:
             continue
         sheet.say(names.WORKER_VERSION, status.version.number, job, name)
         sheet.say(names.WORKER_BEHIND, newest.version.number - status.version.number, job, name)
@@ -172,6 +172,10 @@ def _say_versions(sheet: Sheet, account: Account, state: Standing) -> None:
         if name in record.workers:
             for stage, seconds in reached(record, record.workers[name]):
                 sheet.say(names.VERSION_REACHED, seconds, job, name, stage)
+
+
+def _when(record: VersionRecord, at: str) -> float | None:
+    return {"minted": record.minted, "published": record.published, "active": record.active}[at]
 
 
 def _say_precision(sheet: Sheet, job: str, account: Account, found: Diagnostics) -> None:

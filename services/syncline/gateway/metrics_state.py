@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from syncline.contract.events import WorkerStatus
+from syncline.contract.events import TERMINAL_JOB_STATES, WorkerStatus
 from syncline.contract.streams import (
     COUNTS,
     DEAD,
@@ -35,6 +35,11 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     queues: Mapping[str, int]
     dead: int
     workers: Mapping[str, WorkerStatus]
+
+    @property
+    def over(self) -> bool:
+        """The job has ended: no process of it is left."""
+        return self.record.state in TERMINAL_JOB_STATES
 
 
 def standing(bus: Bus, settings: Settings, job: str) -> Standing | None:

@@ -175,10 +175,11 @@ def _select(store: Path, where: str, values: Sequence[str], limit: int = 100_000
         raise
     finally:
         db.close()
-    return [_record(row) for row in rows]
+    return [record_of(row) for row in rows]
 
 
-def _record(row: tuple[Any, ...]) -> SpanRecord:
+def record_of(row: tuple[Any, ...]) -> SpanRecord:
+    """The span of a row: its columns in the table's order, up to `links`."""
     trace_id, span_id, parent_id, name, service, instance, start_ns, end_ns, attrs, links = row
     return SpanRecord(
         trace_id=trace_id,

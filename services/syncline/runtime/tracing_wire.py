@@ -1,4 +1,4 @@
-"""Stored spans in OpenTelemetry's own message classes, as bytes or JSON: what other programs read of the local store."""
+"""Stored spans in OpenTelemetry's own message classes, as bytes or JSON: for other programs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ SCOPE = "syncline"
 
 
 def traces_data(spans: Sequence[SpanRecord]) -> bytes:
-    """`TracesData`, which is also Tempo's `Trace`: one `ResourceSpans` per process, in the order of their first spans."""
-    return _traces(spans).SerializeToString()
+    """`TracesData`, which is also Tempo's `Trace`: one `ResourceSpans` per process."""
+    found: bytes = _traces(spans).SerializeToString()
+    return found
 
 
 def traces_dict(spans: Sequence[SpanRecord]) -> dict[str, Any]:
