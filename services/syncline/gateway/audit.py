@@ -7,6 +7,7 @@ other's; rotated at `BYTES`, and `FILES` old ones are kept.
 
 from __future__ import annotations
 
+import io
 import logging
 import logging.handlers
 import os
@@ -71,14 +72,22 @@ class Audit:
     def _opened(self) -> logging.Logger:
         if self._log is None:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-            handler = logging.handlers.RotatingFileHandler(self.path, maxBytes=BYTES, backupCount=FILES)
+            handler = _Private(self.path, maxBytes=BYTES, backupCount=FILES)
             handler.setFormatter(logging.Formatter("%(message)s"))
             self._log = logging.Logger(
                 "syncline.audit", logging.INFO
             )  # of its own: it reaches no other handler
             self._log.addHandler(handler)
         return self._log
+
+
+class _Private(logging.handlers.RotatingFileHandler):
+    """Each new file with mode 0600."""
+
+    def _open(self) -> io.TextIOWrapper:
+        made = open(self.baseFilename, self.mode, encoding="utf-8", opener=lambda p, f: os.open(p, f, 0o600))  # noqa: SIM115
+        assert isinstance(made, io.TextIOWrapper)
+        return made
 
 
 def _job_of(scope: Scope) -> str:
