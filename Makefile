@@ -31,7 +31,7 @@ run: $(VENV)/.installed
 	$(BIN)/syncline run $(SPEC)
 
 # suites that only compute: none measures a pause or counts processes, so several files may run at once
-TOGETHER := $(addprefix tests/,contract exporting lab ladder layout numerics report sync trainer)
+TOGETHER := $(addprefix tests/,chart contract exporting lab ladder layout numerics report sync trainer)
 PYTEST := $(BIN)/python -m pytest -q -m "not long and not sglang and not megatron" --durations=15
 
 ## everything that must hold before a change goes in

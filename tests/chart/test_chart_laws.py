@@ -1,4 +1,4 @@
-"""What holds for every object of a release: probes, limits, least rights, no secret outside a Secret, names that fit."""
+"""What holds for every object of a release: probes, limits, least rights, hidden secrets, names that fit."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def test_only_the_scheduler_may_ask_the_cluster(release: list[Manifest]) -> None
     reach = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
     assert ("statefulsets", "patch") in reach
     assert ("pods", "create") not in reach
-    assert not [resource for resource, _ in reach if resource in ("secrets", "roles", "rolebindings", "pods/exec")]
+    assert not [
+        resource for resource, _ in reach if resource in ("secrets", "roles", "rolebindings", "pods/exec")
+    ]
 
 
 def secrets(release: Sequence[Manifest]) -> list[str]:
@@ -103,7 +105,9 @@ def test_no_value_can_hold_a_secret() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert values["gateway"]["token"] == {"existingSecret": "", "key": "token"}
     assert values["redis"]["auth"] == {"existingSecret": ""}
-    leaves = re.findall(r'"(\w*(?:password|token|secret|credential)\w*)": \{\s*"type": "string"', _schema(), re.I)
+    leaves = re.findall(
+        r'"(\w*(?:password|token|secret|credential)\w*)": \{\s*"type": "string"', _schema(), re.I
+    )
     assert set(leaves) == {"existingSecret", "secretName", "headersSecret", "secret"}
 
 
@@ -120,7 +124,8 @@ def test_secrets_are_looked_up_before_they_are_made() -> None:
 def test_the_password_reaches_redis_and_its_users() -> None:
     release = render()
     data = {
-        key: base64.b64decode(value).decode() for key, value in named(release, "Secret", "-redis")["data"].items()
+        key: base64.b64decode(value).decode()
+        for key, value in named(release, "Secret", "-redis")["data"].items()
     }
     host = named(release, "Service", "-redis")["metadata"]["name"]
     assert data["url"] == f"redis://:{data['password']}@{host}:6379/0"
@@ -184,7 +189,10 @@ def test_every_pod_is_behind_a_policy(release: list[Manifest]) -> None:
 def test_monitoring_is_left_out_where_its_kinds_are_not_known() -> None:
     kinds = {m["kind"] for m in render()}
     assert {kind.rpartition("/")[2] for kind in MONITORING} <= kinds
-    off = {m["kind"] for m in render(sets=("monitoring.serviceMonitor.enabled=false", "monitoring.rules.enabled=false"))}
+    off = {
+        m["kind"]
+        for m in render(sets=("monitoring.serviceMonitor.enabled=false", "monitoring.rules.enabled=false"))
+    }
     assert not {"ServiceMonitor", "PrometheusRule"} & off
 
 

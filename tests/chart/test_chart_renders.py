@@ -36,7 +36,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
         "networkPolicy.egress.to[0].ports[0].port=443",
     ),
-    "external": ("redis.enabled=false", "redis.external.existingSecret=redis", "storage.runs.existingClaim=nfs"),
+    "external": (
+        "redis.enabled=false",
+        "redis.external.existingSecret=redis",
+        "storage.runs.existingClaim=nfs",
+    ),
 }
 
 
@@ -51,7 +55,9 @@ def test_lint_is_strict(profile: str, version: str) -> None:
 def schemas_are_read_once() -> Iterator[None]:
     """The library reads a file of 1.5 MB for each object."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+    patch.setattr(
+        kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents)
+    )
     yield
     patch.undo()
 
@@ -73,7 +79,7 @@ def test_valid_on_each_release(profile: str, kube: str) -> None:
     assert check(render(profile, kube=f"{kube}.0"), kube) > 20
 
 
-@pytest.mark.parametrize("kube", (RELEASES[0], RELEASES[-1]))
+@pytest.mark.parametrize("kube", [RELEASES[0], RELEASES[-1]])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_valid_with_everything_on(variant: str, kube: str) -> None:
     assert check(render("values", VARIANTS[variant], kube=f"{kube}.0"), kube) > 15
@@ -95,7 +101,10 @@ def test_kinds_that_an_old_cluster_lacks_give_way() -> None:
     """1.20 has neither policy/v1 nor autoscaling/v2; what a cluster has is what decides, not its version's name."""
     found = render("values-gpu-disjoint")
     assert {m["apiVersion"] for m in found if m["kind"] == "PodDisruptionBudget"} == {"policy/v1"}
-    for name, modern, old in (("pdb", "policy/v1", "policy/v1beta1"), ("errands", "autoscaling/v2", "autoscaling/v2beta2")):
+    for name, modern, old in (
+        ("pdb", "policy/v1", "policy/v1beta1"),
+        ("errands", "autoscaling/v2", "autoscaling/v2beta2"),
+    ):
         text = (CHART / "templates" / f"{name}.yaml").read_text()
         assert f'ternary "{modern}" "{old}"' in text
         assert f'Has "{modern}"' in text
