@@ -24,6 +24,7 @@ from syncline.scheduler.guests import Guests
 from syncline.scheduler.launch.launcher import Placement
 from syncline.scheduler.lookout import Lookout, Tools
 from syncline.scheduler.placement import workers
+from syncline.scheduler.returning import mark_ended
 from syncline.scheduler.saved import Saved, Watch, save
 from syncline.scheduler.stages import STANCES, TRAINER, State
 from syncline.scheduler.waits import judge_waits, waits
@@ -129,6 +130,7 @@ class Job:
         self.tell()
         ending = {"state": result.state, "reason": result.reason, "waits": "[]", "ended": repr(time.time())}
         ending["prompts"] = self._feeder.told(self.saved.watch)
+        mark_ended(self.folder, result.state, result.reason)
         self._save([], self._changed(ending))
         for key in KEYS:
             if key.scope == "job":

@@ -19,6 +19,7 @@ from syncline.scheduler.launch.launcher import Launcher, Placement
 from syncline.scheduler.lookout import Tools
 from syncline.scheduler.placement import Commands
 from syncline.scheduler.queue import Queue
+from syncline.scheduler.returning import bring_back
 from syncline.scheduler.saved import SERVICE
 
 TICK = 0.1  # seconds of waiting for events in one turn
@@ -34,6 +35,7 @@ def main(ctx: ServiceContext, commands: Commands | None = None) -> None:
     run_by = commands or commands_of(ctx.settings)
     tools = Tools(ctx.bus, ctx.incarnation, ctx.settings, launcher, errands, run_by, ctx.log)
     ctx.ready(True)
+    bring_back(ctx.bus, ctx.incarnation, ctx.settings.runs, launcher, ctx.log)
     try:
         run(ctx, Queue(tools), launcher)
     finally:
@@ -44,6 +46,7 @@ def main(ctx: ServiceContext, commands: Commands | None = None) -> None:
 def run(ctx: ServiceContext, queue: Queue, launcher: Launcher) -> None:
     """Turn after turn."""
     while not ctx.stop_requested():
+        ctx.require_same_server()
         job = queue.choose()
         queue.take_requests(block=IDLE if job is None else None)
         if job is None:

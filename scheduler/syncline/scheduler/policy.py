@@ -145,6 +145,6 @@ class Policy:
 
 def fits(resident: Mapping[str, int], state: State, budget: int) -> bool | None:
     """Whether all engines together stay inside `budget` bytes; None while one of them was never awake."""
-    if not resident.keys() >= state.engines.keys():
+    if not all(name in resident for name in state.engines):
         return None
     return sum(resident[name] for name in state.engines) <= budget

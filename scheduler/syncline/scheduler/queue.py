@@ -32,6 +32,7 @@ from syncline.runtime.lease import LeaseLost
 from syncline.scheduler import evaluation_job
 from syncline.scheduler.jobs import Job, begin
 from syncline.scheduler.lookout import Tools
+from syncline.scheduler.returning import mark_ended
 from syncline.scheduler.saved import SERVICE, load
 from syncline.scheduler.validating import Gate
 
@@ -83,6 +84,8 @@ class Queue:
     def _take(self, entry: Entry, request: e.Request) -> None:
         event = _event(request)
         state = (self._bus.hget(JOB.at(request.job), "state") or b"").decode()
+        if event is None and state == "queued":
+            self._note_on_disk(request.job)
         if (
             event is None
             or state in ("", *TERMINAL_JOB_STATES)
@@ -96,12 +99,19 @@ class Queue:
 
     def _cancel(self, job: str) -> bool:
         """End a job that has not started. False: it has started meanwhile."""
+        self._note_on_disk(job)
+        ending = {"state": "cancelled", "reason": "cancelled", "ended": repr(time.time())}
+        if not self._set(job, "queued", ending):
+            return False
+        mark_ended(self._tools.settings.job_dir(job), "cancelled", "cancelled")
+        return True
+
+    def _note_on_disk(self, job: str) -> None:
+        """The folder of a job that waits, for a Redis that may forget it; one that cannot be made fails at its start."""
         try:
             self._prepare_folder(job, self._spec(job))
         except (ValueError, OSError) as error:
             self._tools.log.error("%s has no folder: %s", job, error)
-        ending = {"state": "cancelled", "reason": "cancelled", "ended": repr(time.time())}
-        return self._set(job, "queued", ending)
 
     # ---- who runs --------------------------------------------------------------------------------------------
     def choose(self) -> Job | Gate | None:
@@ -121,6 +131,7 @@ class Queue:
                 self._tools.log.error("%s cannot be run: %s", job, error)
                 ending = {"state": "failed", "reason": str(error), "ended": repr(time.time())}
                 self._set(job, open_jobs[job], ending)
+                mark_ended(self._tools.settings.job_dir(job), "failed", str(error))
         for job, state in open_jobs.items():
             if state == "queued" and self.current is not None and job != self.current.job:
                 self._say_why(job, self.current)

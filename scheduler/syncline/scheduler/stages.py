@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from rpds import HashTrieMap
+from immutables import Map
 
 from syncline.contract import events as e
 from syncline.contract.version_path import VersionId
@@ -30,10 +30,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.slept, self.woke)
 
 
-if TYPE_CHECKING:
-    Engines = HashTrieMap[str, Engine]
-else:
-    Engines = HashTrieMap  # which takes no parameters at run time
+Engines = Map[str, Engine]
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +114,7 @@ def acknowledged(state: State, name: str, slept: int = 0, woke: int = 0) -> Stat
     """The state once `name` has acknowledged these orders."""
     old: Engine = state.engines[name]
     new = Engine(slept=max(old.slept, slept), woke=max(old.woke, woke))
-    engines = state.engines.insert(name, new)
+    engines = state.engines.set(name, new)
     if name == TRAINER:
         return msgspec.structs.replace(state, engines=engines)
     return msgspec.structs.replace(
@@ -140,7 +137,7 @@ def counted(state: State) -> State:
 
 def fleet(engines: Iterable[tuple[str, Engine]]) -> Engines:
     """Engines as a state holds them."""
-    return HashTrieMap(dict(engines))
+    return Map(engines)
 
 
 def saved(state: State) -> bytes:

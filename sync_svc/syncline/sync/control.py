@@ -34,6 +34,7 @@ from syncline.sync.deltas import Deltas
 from syncline.sync.fleet import Fleet
 from syncline.sync.mail import Mail, acknowledged
 from syncline.sync.pins import pinned
+from syncline.sync.proofs import Proofs
 from syncline.sync.publish import Publisher, Unpublishable
 from syncline.sync.record import Records
 from syncline.transport.transport import NotOfferable, Offering
@@ -59,6 +60,7 @@ class Control:
         self._mail = Mail(bus, lease, job)
         self._records = Records(bus, job)
         self._fleet = Fleet(bus, job)
+        self._proofs = Proofs(bus, job, spec)
         self._entries: dict[VersionId, tuple[str, Minted]] = {}  # pending ones, with their stream id
         self._kept: set[VersionId] | None = None
         self._log = logging.getLogger("syncline.sync")
@@ -144,6 +146,11 @@ class Control:
             else:
                 self._published(minted, manifest, complete=False)
 
+    def take_proofs(self) -> None:
+        """Tell the machine what level 6 of the ladder says of versions that must pass it."""
+        if told := self._proofs.told():
+            self._tell(*told)
+
     def take_compared(self) -> None:
         """Record what published versions changed, and offer their deltas."""
         for compared in self._deltas.done():
@@ -224,8 +231,11 @@ class Control:
             canaries=bool(minted.canaries),
             tolerance=self._publisher.contract.convert.tolerance,
             complete=complete,
+            proof=self._proofs.needed,
         )
         self._tell(published)
+        if self._proofs.needed and not complete:
+            self._proofs.want(minted, published.digest, published.tolerance, self.state)
         self._publisher.drop_export(minted)
         if record.changed_share is None and not self._publisher.borrowed:
             self._deltas.start(manifest)
@@ -267,10 +277,8 @@ class Control:
             case m.Ended():
                 self._log.info("version %s: %s %s", effect.version, effect.how, effect.reason)
                 self._records.ended(effect, now)
-                if effect.how == "active":
-                    return [self._event(events.Active(version=effect.version, workers=effect.workers))]
-                if effect.how == "failed":
-                    return [self._event(events.SyncFailed(version=effect.version, reason=effect.reason))]
+                event = self._proofs.event(effect, self.state)
+                return [] if event is None else [["XADD", EVENTS.at(self._job), "*", "m", pack(event)]]
             case m.Refused():
                 self._log.warning("refused: %s", effect.reason)
         return []
@@ -289,9 +297,6 @@ class Control:
             tolerance=self._publisher.contract.convert.tolerance if stage else 0.0,
             source=self._offering.source(order.version, order.workers, order.seq) if stage else "",
         )
-
-    def _event(self, event: events.Event) -> list[Value]:
-        return ["XADD", EVENTS.at(self._job), "*", "m", pack(event)]
 
     def _write(self, commands: Sequence[Sequence[Value]]) -> None:
         if commands:

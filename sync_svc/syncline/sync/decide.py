@@ -2,8 +2,8 @@
 
 What it holds, whatever comes in whatever order: no worker is ordered to commit what it did not verify under
 the outstanding order; no worker is ordered to a version below the one it serves; a barrier commits only when
-every live worker in rotation has verified; rolling waits for nobody; each version ends active, superseded or
-failed.
+every live worker in rotation has verified; rolling waits for nobody; no worker is ordered to commit a version whose
+proof is wanted and not there; each version ends active, superseded, refused or failed.
 
 An event changes the facts; then `_advance` looks at the facts alone and gives the orders that are due, so
 that events lost or told twice cost time and nothing else. For the same reason what came together is told together:
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from syncline.contract.version_path import VersionId
 from syncline.sync.answers import acked, put_out
-from syncline.sync.endings import endings
+from syncline.sync.endings import endings, proved
 from syncline.sync.state import (
     Acked,
     Broken,
@@ -30,6 +30,7 @@ from syncline.sync.state import (
     Minted,
     Offer,
     Order,
+    Proved,
     Published,
     Reached,
     Refused,
@@ -83,6 +84,8 @@ def _told(state: State, event: Event) -> Stepped:
             return _minted(state, event.version)
         case Published():
             return _published(state, event)
+        case Proved():
+            return proved(state, event)
         case Broken():
             pending = tuple(v for v in state.pending if v != event.version)
             return replace(state, pending=pending), [
@@ -136,6 +139,7 @@ def _published(state: State, event: Published) -> Stepped:
         tolerance=event.tolerance,
         scope_began=event.complete,
         ended="active" if event.complete else "",
+        proof="wanted" if event.proof and not event.complete else "none",
     )
     newest = event.version if state.newest is None else max(state.newest, event.version)
     return replace(state, pending=pending, newest=newest, offers={**state.offers, offer.version: offer}), []
@@ -162,7 +166,7 @@ def _lost(state: State, name: str) -> Stepped:
     worker = state.workers.get(name)
     if worker is None:
         return state, []
-    return replace(state, workers=state.workers.remove(name)), _left(worker)
+    return replace(state, workers=state.workers.delete(name)), _left(worker)
 
 
 def _left(worker: Worker) -> list[Effect]:
@@ -231,8 +235,10 @@ def _may_commit(state: State, offer: Offer) -> list[Worker]:
     slow worker gets ahead. Barrier: all together, once each live worker in rotation has verified the newest.
     """
     verified = [w for w in state.workers.values() if w.phase == "verified" and w.on is not None]
-    if state.scope == "rolling" or offer.scope_began:
-        return [w for w in verified if state.scope == "rolling" or w.on == offer.version]
+    if state.scope == "rolling":
+        return [w for w in verified if w.on is not None and state.offers[w.on].proof != "wanted"]
+    if offer.scope_began or offer.proof == "wanted":
+        return [w for w in verified if w.on == offer.version and offer.proof != "wanted"]
     in_rotation = [w for w in state.workers.values() if w.out is None or w.out < offer.version]
     ready = [
         w

@@ -1,4 +1,4 @@
-"""How versions end: active, superseded or failed. Part of the pure machine: only `decide.py` calls it.
+"""How versions end: active, superseded, refused or failed. Part of the pure machine: only `decide.py` calls it.
 
 A version is active when its commit scope is complete: in a barrier every live worker in rotation serves it,
 in rolling the first one does. It is superseded when a newer one was published and nobody is on it; it has
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from syncline.contract.version_path import VersionId
 from syncline.sync.answers import put_out
-from syncline.sync.state import Effect, Ended, Offer, State, latest, named, with_offer
+from syncline.sync.state import Effect, Ended, Offer, Proved, State, latest, named, with_offer, with_workers
 
 Stepped = tuple[State, list[Effect]]
 
@@ -63,9 +63,29 @@ def _failed(state: State, offer: Offer) -> Stepped:
         why = f"version {offer.version} was not active in {state.wait:g} s"
         state, out = put_out(state, worker, why, abort=True)
         effects += out
-    reason = f"active on no worker {state.wait:g} s after it could be staged{_refusals(state, offer.version)}"
+    proof = "; its level 6 has not come to an end" if offer.proof == "wanted" else ""
+    reason = f"active on no worker {state.wait:g} s after it could be staged{proof}{_refusals(state, offer.version)}"
     state = with_offer(state, offer.version, ended="failed", due=None)
     return state, [*effects, Ended(version=offer.version, how="failed", reason=reason)]
+
+
+def proved(state: State, proof: Proved) -> Stepped:
+    """The facts once level 6 has spoken. One that does not hold is over for good, on every worker, served by none."""
+    offer = state.offers.get(proof.version)
+    if offer is None or offer.ended or offer.proof != "wanted" or offer.digest != proof.digest:
+        return state, []  # told again, or of a version that is over
+    if proof.holds:
+        return with_offer(state, proof.version, proof="holds"), []
+    effects: list[Effect] = []
+    underway = [w for w in state.workers.values() if w.on == offer.version and w.phase != "idle"]
+    for worker in named(underway):
+        state, out = put_out(state, worker, proof.reason, abort=True)
+        state = with_workers(
+            state, [replace(state.workers[worker.name], out=None, why="", late=-1)]
+        )  # it did nothing wrong
+        effects += out
+    state = with_offer(state, proof.version, ended="refused", due=None)
+    return state, [*effects, Ended(version=proof.version, how="refused", reason=proof.reason)]
 
 
 def _refusals(state: State, version: VersionId) -> str:

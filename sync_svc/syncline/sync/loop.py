@@ -1,16 +1,17 @@
 """The sync service of one job.
 
-Consumes:      `minted` (group sync), `acks` (group sync), `phase`, workers' heartbeats and status.
-Produces:      blobs and signed manifests in the store; `sync` orders, `versions` records; Active, SyncFailed.
+Consumes:      `minted` (group sync), `acks` (group sync), `phase`, workers' heartbeats and status; `proofs`.
+Produces:      blobs and signed manifests in the store; `sync` orders, `versions` records, `proofs` that are wanted;
+               Active, SyncFailed, VersionRefused.
                Beside the loop, deltas and what changed (`deltas.py`).
-Waits for:     a minted version, a worker's answer, an order's deadline.
-Unblocked by:  the trainer that mints, rollout workers that answer, the scheduler that changes the phase.
+Waits for:     a minted version, a worker's answer, a proof where the spec demands it, an order's deadline.
+Unblocked by:  the trainer that mints, workers and the validator that answer, the scheduler that changes the phase.
 """
 
 from __future__ import annotations
 
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import ACKS, JOB, MINTED, PHASES
+from syncline.contract.streams import ACKS, JOB, MINTED, PHASES, PROOFS
 from syncline.runtime.service import ServiceContext
 from syncline.runtime.store import BlobStore
 from syncline.sync.control import Control
@@ -26,14 +27,16 @@ POLL = 0.25  # seconds after which deadlines and heartbeats are looked at, thoug
 def main(context: ServiceContext) -> None:
     """Serve until told to stop."""
     control = start(context)
-    keys = [key.at(context.job) for key in (MINTED, ACKS, PHASES)]
+    keys = [key.at(context.job) for key in (MINTED, ACKS, PHASES, PROOFS)]
     cursors = {key: context.bus.last_id(key) for key in keys}
     try:
         while not context.stop_requested():
+            context.require_same_server()
             control.follow_phase()
             control.take_acks()
             control.look()
             control.take_minted()
+            control.take_proofs()
             control.take_compared()
             control.retire()
             context.ready(True)

@@ -117,7 +117,7 @@ class Records:
                 record.active = at if record.active is None else record.active
             case "superseded":
                 record.state, record.retired, record.reason = "retired", at, f"superseded: {effect.reason}"
-            case "failed":
+            case "failed" | "refused":
                 record.state, record.reason = "failed", effect.reason
 
     def retired(self, version: VersionId, at: float) -> None:

@@ -6,11 +6,11 @@ Times are seconds of one monotonic clock that the caller reads; the machine has 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
+from immutables import Map
 from msgspec.structs import replace
-from rpds import HashTrieMap
 
 from syncline.contract.version_path import Ack, VersionId
 
@@ -31,7 +31,10 @@ class Offer(Struct, frozen=True):
     canaries: bool  # a gap must be reported
     tolerance: float
     scope_began: bool = False  # commit was ordered: whoever verifies now commits at once
-    ended: Literal["", "active", "superseded", "failed"] = ""
+    ended: Literal["", "active", "superseded", "failed", "refused"] = ""
+    proof: Literal["none", "wanted", "holds"] = (
+        "none"  # while it is wanted, no worker may commit; none: not needed
+    )
     due: float | None = None  # it must be active on someone by then; None: the clock stands (nobody is awake)
 
 
@@ -51,12 +54,6 @@ class Worker(Struct, frozen=True):
     late: int = -1  # seq of a commit order that ran out of time: the worker may have obeyed all the same
 
 
-if TYPE_CHECKING:
-    Workers = HashTrieMap[str, Worker]
-else:
-    Workers = HashTrieMap  # which takes no parameters at run time
-
-
 class State(Struct, frozen=True):
     """Everything. `offers` holds the newest offer, the last active one and those that workers are on.
 
@@ -70,7 +67,7 @@ class State(Struct, frozen=True):
     newest: VersionId | None = None  # newest minted version heard of
     pending: tuple[VersionId, ...] = ()  # minted, not yet published
     offers: dict[VersionId, Offer] = {}
-    workers: Workers = HashTrieMap()
+    workers: Map[str, Worker] = Map()
     refused: int = 0  # older versions and acks that nobody waits for, counted
 
 
@@ -90,6 +87,16 @@ class Published(Struct, frozen=True):
     canaries: bool
     tolerance: float
     complete: bool = False
+    proof: bool = False  # it must pass level 6 before a worker commits it
+
+
+class Proved(Struct, frozen=True):
+    """What level 6 says of a published version."""
+
+    version: VersionId
+    digest: str
+    holds: bool
+    reason: str = ""
 
 
 class Broken(Struct, frozen=True):
@@ -131,7 +138,7 @@ class Tick(Struct, frozen=True):
     """Time has passed."""
 
 
-Event = Minted | Published | Broken | Acked | Seen | Lost | Wanted | Tick
+Event = Minted | Published | Proved | Broken | Acked | Seen | Lost | Wanted | Tick
 
 
 # ---- effects ----
@@ -157,10 +164,11 @@ class Reached(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """A version's activation is over. `active`: its scope is complete, with `workers` serving it."""
+    """A version's activation is over. `active`: its scope is complete, with `workers` serving it; `refused`: level 6
+    does not hold."""
 
     version: VersionId
-    how: Literal["active", "superseded", "failed"]
+    how: Literal["active", "superseded", "failed", "refused"]
     workers: tuple[str, ...] = ()
     reason: str = ""
 
@@ -183,10 +191,8 @@ def latest(state: State) -> Offer | None:
 
 def with_workers(state: State, workers: Iterable[Worker]) -> State:
     """`state` with these workers added or replaced."""
-    table = state.workers
-    for worker in workers:
-        table = table.insert(worker.name, worker)
-    return state if table is state.workers else replace(state, workers=table)
+    changed = {worker.name: worker for worker in workers}
+    return replace(state, workers=state.workers.update(changed)) if changed else state
 
 
 def named(workers: Iterable[Worker]) -> list[Worker]:

@@ -172,15 +172,19 @@ def environment(plan: PodPlan, processes: Sequence[Process], port: int) -> list[
 
 
 def resources(plan: PodPlan, part: Role) -> Raw:
-    """Requests and limits, with whole GPUs, or with the claim that the pod's containers share."""
-    found = {
-        name: dict(value) if isinstance(value, dict) else value for name, value in part.resources.items()
+    """Requests and limits, with whole GPUs, or with the claim that the pod's containers share.
+
+    Quantities are text: a server takes no bare numbers in what is applied, though YAML writes them.
+    """
+    found: Raw = {
+        name: {resource: str(quantity) for resource, quantity in part.resources.get(name, {}).items()}
+        for name in ("requests", "limits")
     }
     if plan.claim_template and part is plan.roles.colocated:
         found["claims"] = [{"name": "devices"}]
     elif part.gpus:
-        found["limits"] = {**found.get("limits", {}), part.gpu_resource: part.gpus}
-    return found
+        found["limits"] = {**found["limits"], part.gpu_resource: str(part.gpus)}
+    return {name: value for name, value in found.items() if value}
 
 
 def probes(port: int, start: float) -> Raw:
