@@ -53,6 +53,10 @@ class Stack:
     def url(self) -> str:
         return str(json.loads((self.runs / "up.json").read_text())["url"])
 
+    @property
+    def redis_url(self) -> str:
+        return str(json.loads((self.runs / "up.json").read_text())["redis_url"])
+
     def get(self, path: str) -> Any:
         """GET that survives a gateway being restarted; any HTTP error fails the test."""
 

@@ -91,7 +91,7 @@ def record_of(item: events.WorkItem, attempt: int, version: VersionId, contract:
 class Worker:
     """One rollout worker without a model. `posts`: how often it posts each record; `slow`: it posts nothing now."""
 
-    def __init__(self, field: Field, name: str, idle: float = 1.0) -> None:
+    def __init__(self, field: Field, name: str, idle: float = 0.5) -> None:
         self.field, self.name, self.idle = field, name, idle
         self.posts, self.slow, self.fenced = 1, False, 0
         self.intake = Intake(field.bus, field.ledger, field.job, name, idle)
@@ -138,6 +138,7 @@ class Field:
         self.ledger = Ledger.under(self.bus, job, spec)
         self.contract = spec.contract_digest()
         self.submitted: set[int] = set()
+        self.before: Callable[[Field], None] | None = None
         self.reward_times, self.drop_errands = 1, False
         self.held_errands: list[Trajectory] = []
         self._next, self._looked = 0, time.monotonic()
@@ -176,6 +177,12 @@ class Field:
             items = [self.item(group, i) for i in range(self.spec.batch.group_size)]
             self.submitted.add(group)
             self.ledger.submit(items, len(items))
+
+    def scheduler_restarts(self) -> None:
+        """It goes on where Redis says: groups that the server has forgotten are submitted again."""
+        there = self.ledger.entries(self.names())
+        known = [line.group for line in there.values()]
+        self._next = max(known, default=-1) + 1
 
     def item(self, group: int, index: int) -> events.WorkItem:
         return events.WorkItem(
@@ -235,6 +242,10 @@ class Field:
     # ---- time -------------------------------------------------------------------------------------------
     def turn(self) -> None:
         """One round of everybody but the trainer."""
+        before, self.before = self.before, None  # a harm may let turns pass
+        if before is not None:
+            before(self)
+            self.before = before
         versions = self.versions()
         if versions:
             self.feed()
@@ -263,6 +274,15 @@ class Field:
 
     def work_length(self) -> int:
         return self.bus.length(WORK.at(self.job))
+
+    def names(self) -> list[str]:
+        """Every trajectory that was submitted."""
+        size = self.spec.batch.group_size
+        return [trajectory_id(self.job, group, i) for group in sorted(self.submitted) for i in range(size)]
+
+    def pause_until(self, end: float) -> None:
+        """Nobody here does anything until `end`, by the monotonic clock."""
+        wait_until(lambda: time.monotonic() >= end, end - time.monotonic() + 5, "time to pass", every=0.05)
 
     def close(self) -> None:
         self.bus.close()

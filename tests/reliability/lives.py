@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from doomed import Trainer
 from field import Field
+from harms import Harm
+from own_redis import OwnRedis
 from verdict import Verdict, judge
 
 SECONDS = 60.0  # for the whole of a small job, faults included
@@ -30,23 +34,26 @@ def live(
     faults: Sequence[tuple[str, int]] = (),
     disturb: Callable[[Field], None] | None = None,
     seconds: float = SECONDS,
+    restart: bool = False,
 ) -> Story:
     """Run `job` to its end. The n-th trainer has the n-th of `faults`, (point, call); the last has none.
 
-    disturb   called once a turn, to do other harm
+    disturb   called before each turn, to do other harm
+    restart   a trainer that ends by itself is replaced, as the launcher does; the job's failure is none of that
     """
     struck: list[str] = []
     recovered: list[float] = []
+    job.before = disturb
     log = job.folder / "trainer.log"
     end = time.monotonic() + seconds
-    for fault in (*faults, None):
+    lives = deque([*faults, None])
+    while lives:
+        fault = lives.popleft()
         trainer = Trainer(job.environ(), log, fault)
         try:
             began, known = time.monotonic(), set(job.versions())
 
             def over() -> bool:
-                if disturb is not None:
-                    disturb(job)
                 if len(struck) > len(recovered) and set(job.versions()) - known:
                     recovered.append(time.monotonic() - began)
                 return trainer.ended or job.finished()
@@ -57,6 +64,9 @@ def live(
                 struck.append(f"{fault[0]}, call {fault[1]}")
                 recovered += [time.monotonic() - began] * (len(struck) - 1 - len(recovered))
                 continue
+            if trainer.ended and restart:
+                lives.appendleft(None)
+                continue
             assert not trainer.ended, f"a trainer ended by itself: {tail(log)}"
             if len(struck) > len(recovered):
                 recovered.append(time.monotonic() - began)
@@ -65,6 +75,30 @@ def live(
             trainer.kill()
     job.end()
     return Story(judge(job), struck, recovered)
+
+
+def harmed(job: Field, harm: Harm, server: OwnRedis | None, times: int, seed: int) -> Story:
+    """Run `job` to its end while `harm` is done to it `times` times, at turns that `seed` decides."""
+    drawn = random.Random(seed)
+    done: list[float] = []
+    recovered: list[float] = []
+    state = {"wait": drawn.randint(1, 6), "known": -1}
+
+    def disturb(job: Field) -> None:
+        versions = job.versions()
+        newest = max((v.number for v in versions), default=-1)
+        if len(done) > len(recovered) and newest > state["known"]:
+            recovered.append(time.monotonic() - done[-1])
+        state["wait"] -= 1
+        if newest < 0 or state["wait"] > 0 or len(done) >= times or len(done) > len(recovered):
+            return
+        if harm.do(job, server):
+            done.append(time.monotonic())
+            state["known"] = max((v.number for v in job.versions()), default=-1)
+            state["wait"] = drawn.randint(1, 6)
+
+    story = live(job, disturb=disturb, restart=True)
+    return Story(story.verdict, [harm.name] * len(done), recovered)
 
 
 def tail(log: Path) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "CommandRefused",
     "Entry",
     "Script",
+    "ServerReplaced",
     "Taken",
     "UnsafeServer",
     "Value",
@@ -54,6 +56,10 @@ class UnsafeServer(Exception):
     """A Redis that may drop data or is too old. The message names the setting and the right value."""
 
 
+class ServerReplaced(Exception):
+    """Another Redis process answers than before: it may have come back without what was written last."""
+
+
 class Bus(Commands):
     """A connection pool to one Redis. Safe to share between threads, and across a fork.
 
@@ -69,6 +75,7 @@ class Bus(Commands):
         self.groups_recreated = 0
         self._backoff = ExponentialBackoff(cap=2.0, base=0.1)
         self._closing = threading.Event()
+        self._server, self._seen = "", -1  # whom we speak to, and `reconnects` when that was asked
         self._pool = redis.ConnectionPool.from_url(
             url,
             protocol=2,
@@ -114,6 +121,18 @@ class Bus(Commands):
     def ping(self) -> bool:
         """True once the server has answered."""
         return bool(self.call("PING") == b"PONG")
+
+    def replaced(self) -> bool:
+        """Whether another server process answers than when this was asked last. Costs nothing while none was lost.
+
+        One that was killed comes back with what its file holds, which may be less than it had acknowledged.
+        """
+        if self.reconnects == self._seen:
+            return False
+        self._seen = self.reconnects
+        found = re.search(rb"run_id:(\w+)", self.call("INFO", "server"))
+        before, self._server = self._server, found[1].decode() if found else ""
+        return before not in ("", self._server)
 
     def require_safe_server(self) -> None:
         """Raises `UnsafeServer` if the server may evict keys, or is older than 7.0."""

@@ -38,6 +38,7 @@ from syncline.runtime.ledger_shapes import (
     STORED,
     Claim,
     ClaimedGroup,
+    Decided,
     Demand,
     Ending,
     LagBroken,
@@ -58,6 +59,7 @@ __all__ = [
     "STATES",
     "Claim",
     "ClaimedGroup",
+    "Decided",
     "Demand",
     "Ending",
     "LagBroken",
@@ -258,6 +260,22 @@ class Ledger(LedgerView):
         story = self._run(lua.FORGET, list(trajectories))
         if story is not None:
             raise LedgerBroken(f"forget: {story.decode()}")
+
+    def restore(self, update: int, base: int, group: int, size: int, members: Sequence[Decided]) -> int:
+        """Write what `update`, made at version number `base`, decided of `group`; how many lines that changed.
+
+        For a Redis that came back older than it was, or empty: what is on disk holds, whatever the lines say. Members
+        that are not among `members` had ended before the claim. Raises `LedgerBroken` while the group is claimed.
+        """
+        why = f"it had ended before update {update} was claimed, and Redis has forgotten how"
+        args: list[Value] = [self.job, group, size, update, base, why]
+        for one in members:
+            begun = (-1, -1) if one.version is None else (one.version.number, one.version.epoch)
+            args += [one.index, one.prompt, one.state, one.reason, one.attempt, *begun, one.tokens]
+        reply = self._run(lua.RESTORE, args)
+        if isinstance(reply, bytes):
+            raise LedgerBroken(f"restore({update}): {reply.decode()}")
+        return int(reply)
 
     def _run(self, script: str, args: Sequence[Value]) -> Any:
         return self._bus.script(script)(self._keys, args)

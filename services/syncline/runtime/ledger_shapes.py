@@ -119,6 +119,18 @@ class Line(msgspec.Struct, array_like=True):
     tokens: int
 
 
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """What a segment on disk says of one member of a group, for a ledger that has forgotten it."""
+
+    index: int
+    prompt: int
+    state: Literal["trained", "filtered", "failed"]
+    reason: str
+    attempt: int
+    version: VersionId | None  # begun under; None: its record is gone
+    tokens: int  # sampled; -1 as above
+
+
 class StoredClaim(msgspec.Struct, array_like=True):
     """A claim as stored."""
 

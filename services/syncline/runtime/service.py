@@ -22,12 +22,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from syncline.contract.events import Event, Failed, Heartbeat
 from syncline.contract.streams import EVENTS, HEARTBEAT
 from syncline.runtime import tracing
-from syncline.runtime.bus import Bus, BusDown, UnsafeServer, pack
+from syncline.runtime.bus import Bus, BusDown, ServerReplaced, UnsafeServer, pack
 from syncline.runtime.lease import Lease, LeaseLost, LeaseNotGiven
 from syncline.runtime.settings import Settings
 
 BEAT = 1.0  # seconds between heartbeats
 GONE = 5.0  # seconds after the last beat at which a process counts as gone
+OWN_END = (BusDown, LeaseLost, ServerReplaced)
 LEAVING = 5.0  # seconds that a process which ends may spend on a Redis that does not answer
 
 
@@ -77,6 +78,11 @@ class ServiceContext:
     def emit(self, event: Event) -> str:
         """Append to the job's events; returns the entry's id."""
         return self.bus.append(EVENTS.at(self.job), event)
+
+    def require_same_server(self) -> None:
+        """Raises `ServerReplaced`: a process that lives by what Redis remembers begins again from it."""
+        if self.bus.replaced():
+            raise ServerReplaced("another Redis process answers now: this process begins again from what it holds")
 
     def thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """Start a daemon thread whose failure ends the process."""
@@ -195,10 +201,10 @@ def _listen(context: ServiceContext) -> None:
 def fail(context: ServiceContext, reason: str, error: Exception) -> None:
     """Log the failure with its traceback, and tell the job's scheduler if it is the job's failure.
 
-    A lost lease or bus is this process's own end: another one goes on where it stood.
+    A lost lease or bus is this process's own end (`OWN_END`): another one goes on where it stood.
     """
     context.log.error("failed: %s", reason, exc_info=error)
-    if context.settings.job is None or isinstance(error, (BusDown, LeaseLost)):
+    if context.settings.job is None or isinstance(error, OWN_END):
         return
     context.bus.deadline = LEAVING
     try:

@@ -15,9 +15,10 @@ from syncline.contract import events
 from syncline.contract.events import Phase
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments
-from syncline.runtime.ledger import Claim
+from syncline.runtime.ledger import Claim, LedgerBroken
 from syncline.runtime.service import ServiceContext
 from syncline.trainer.assembly import Parts, assemble, resident
+from syncline.trainer.restoring import forgotten
 from syncline.trainer.scored import Scored
 from syncline.trainer.updating import Update
 from syncline.trainer.waiting import BatchOverdue, Waiting, what_is_missing
@@ -42,6 +43,8 @@ def run(trainer: Trainer) -> None:
     """Obey the newest phase; make an update when it is allowed and there is a batch; wait otherwise."""
     while not trainer.ctx.stop_requested():
         trainer.parts.probing.collect()
+        if trainer.ctx.bus.replaced():
+            trainer.remind()
         phase = trainer.parts.phases.newest()
         if phase is None or not trainer.obey(phase):
             trainer.parts.phases.wait(IDLE if phase is None or not trainer.wants_device else POLL)
@@ -178,6 +181,29 @@ class Trainer:
             return None
         return claim
 
+    def remind(self) -> None:
+        """Another Redis answers: tell it again what this trainer has made, as far as it has forgotten."""
+        if self.version is None:
+            return
+        first = max(1, self.version.number - REMEMBERED + 1)
+        for update in range(first, self.version.number + 1):
+            segment = segments.read(segments.segment_path(self._segments, update))
+            if forgotten(self.parts.ledger, segment):
+                self.parts.updating.settle(segment)
+        self.parts.mint.remind(self.version)
+        if self.version.number == self.parts.spec.schedule.updates:
+            self.ctx.emit(events.Finished(updates=self.version.number))
+
+    def _forget(self) -> None:
+        """Records and rewards whose effect a checkpoint holds are not needed any more."""
+        try:
+            self.parts.ledger.forget(self._owed)
+        except LedgerBroken as error:  # it has lost what became of them, in the middle of this update
+            self.ctx.log.warning("%s", error)
+            self.remind()
+            self.parts.ledger.forget(self._owed)
+        self._owed = []
+
     def _made_before(self, claim: Claim) -> list[int]:
         """Updates that trained one of these trajectories already: a rolled-back ledger offers them once more."""
         return sorted({self._made[id] for id in claim.trajectories if id in self._made})
@@ -218,7 +244,6 @@ class Trainer:
             name = parts.engine.describe().name
             parts.checkpoints.save(parts.engine.save, self.version, name, self._saved, parts.intake.cursor)
             self._saved = number
-            parts.ledger.forget(self._owed)
-            self._owed = []
+            self._forget()
         if last:
             self.ctx.emit(events.Finished(updates=number))

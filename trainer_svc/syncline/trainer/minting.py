@@ -31,6 +31,7 @@ class Mint:
         self._bus, self._job, self._folder, self._contract = bus, job, folder, contract
         self._prefixes = prefixes
         self._adapter = adapter
+        self._newest: Minted | None = None
         self._whole: VersionId | None = None  # newest version of this process that brought the base
 
     def mint(
@@ -70,6 +71,7 @@ class Mint:
                 minted_at=time.time(),
                 base=base,
             )
+            self._newest = minted
             self._announce(minted)
         return hop.traceparent
 
@@ -97,6 +99,11 @@ class Mint:
         self._bus.hset(VERSIONS.at(self._job), str(minted.version), msgspec.json.encode(record))
         self._bus.append(MINTED.at(self._job), minted)
         self._bus.append(EVENTS.at(self._job), events.Minted(version=minted.version))
+
+    def remind(self, version: VersionId) -> None:
+        """Announce `version`, the newest, again if Redis has forgotten it."""
+        if self._newest is not None and self._newest.version == version and version not in self.known():
+            self._announce(self._newest)
 
     def known(self) -> list[VersionId]:
         """Versions that Redis remembers, oldest first."""

@@ -19,6 +19,7 @@ from syncline.runtime.ledger import Ledger
 from syncline.runtime.segments import Segment
 from syncline.trainer.checkpoint import Checkpoints, next_epoch
 from syncline.trainer.engine import TrainerEngine
+from syncline.trainer.restoring import forgotten
 from syncline.trainer.updating import Update, Updating
 
 _LOG = logging.getLogger(__name__)
@@ -115,12 +116,19 @@ class Resume:
     def _settle(self, since: int, number: int, spec_hash: str, contract: str) -> None:
         """What the checkpoint contains is trained and needs no record any more, whatever was told of it."""
         there = set(segments.updates(self._folder / "segments"))
-        for update in range(since + 1, number + 1):
+        for update in range(self._remembered(since, there, spec_hash, contract) + 1, number + 1):
             if update not in there:
                 raise WrongSegment(f"the segment of update {update} is gone, a checkpoint holds its effect")
             segment = self._read(update, spec_hash, contract)
             self._updating.settle(segment)
             self._ledger.forget([row.trajectory.trajectory for row in segment.rows])
+
+    def _remembered(self, since: int, there: set[int], spec_hash: str, contract: str) -> int:
+        """The newest update up to `since` that the ledger still knows: a server that came back empty knows none."""
+        update = since
+        while update in there and forgotten(self._ledger, self._read(update, spec_hash, contract)):
+            update -= 1
+        return update
 
     def _read(self, update: int, spec_hash: str, contract: str) -> Segment:
         path = segments.segment_path(self._folder / "segments", update)

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from syncline.contract.events import Mode, UpdateMetrics
+from syncline.contract.events import Alarm, Mode, UpdateMetrics
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import METRICS
+from syncline.contract.streams import EVENTS, METRICS
 from syncline.contract.token_path import ADMITTED, SCORED, TRAINED
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments, tracing
@@ -23,12 +23,9 @@ from syncline.trainer.batch import samples_of
 from syncline.trainer.engine import StepResult, TrainerEngine
 from syncline.trainer.intake import Intake
 from syncline.trainer.metrics import mean_abs, metrics_of, scores_of
+from syncline.trainer.restoring import restore
 
 _LOG = logging.getLogger(__name__)
-
-
-class LedgerRolledBack(RuntimeError):
-    """Redis came back without an update that is on disk, and what it holds now cannot be made to agree."""
 
 
 @dataclass(frozen=True)
@@ -83,29 +80,18 @@ class Updating:
     def settle(self, segment: Segment) -> None:
         """Tell the ledger what the segment decided. It holds afterwards, whatever Redis was told before.
 
-        A Redis that died may have come back without its last second: the claim is then made once more, and
-        must be of the same trajectories. Raises `LedgerRolledBack` if it is not.
+        A Redis that died may have come back without its last second, or with nothing: the segment is on disk and
+        decides. That it had to is an alarm of the job.
         """
         ids = [row.trajectory.trajectory for row in segment.rows]
-        self._intake.end_unused(segment)
         try:
+            self._intake.end_unused(segment)
             self._ledger.trained(segment.update, ids)
         except LedgerBroken as error:
             _LOG.warning("the ledger has forgotten update %d: %s", segment.update, error)
-            self._claim_again(segment, ids)
-            self._intake.end_unused(segment)
-            self._ledger.trained(segment.update, ids)
-
-    def _claim_again(self, segment: Segment, trained: list[str]) -> None:
-        claim = self._ledger.claim(segment.update, segment.base.number)
-        living = set() if claim is None else set(claim.trajectories)
-        whole = {row.trajectory.trajectory for row in segment.members} | segment.lost.keys()
-        if not set(trained) <= living <= whole:
-            self._ledger.unclaim(segment.update)
-            raise LedgerRolledBack(
-                f"update {segment.update} is on disk, and the ledger came back without it: it would now claim "
-                f"{sorted(living - whole) or 'nothing'} for it"
-            )
+            lines = restore(self._ledger, segment, self._spec.batch.group_size)
+            what = f"Redis had lost what became of {lines} trajectories; it was restored from the update's segment"
+            self._bus.append(EVENTS.at(segment.job), Alarm(who="trainer", update=segment.update, what=what))
 
     def _refuse(self, segment: Segment, result: StepResult) -> Segment:
         """The step was skipped: nothing was trained, and the segment says so before the ledger does."""

@@ -5,8 +5,8 @@ local function scores_of(ids)
   local n, sum, low, high = 0, 0, 0, 0
   for i = 1, #ids, 2000 do
     for _, raw in ipairs(call('HMGET', REWARDS, unpack(ids, i, math.min(i + 1999, #ids)))) do
-      local reward = raw and unpack_(raw)
-      if reward and reward['state'] == 'scored' then
+      local whole, reward = pcall(unpack_, raw)  -- one that cannot be read counts as none
+      if raw and whole and type(reward) == 'table' and reward['state'] == 'scored' then
         local value = reward['value']
         if n == 0 or value < low then low = value end
         if n == 0 or value > high then high = value end

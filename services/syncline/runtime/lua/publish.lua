@@ -10,8 +10,9 @@ local answers, kept, done, fenced = {}, {}, {}, 0
 for i, e in ipairs(entries_of(ids)) do
   local at = starts[i]
   local attempt = tonumber(ARGV[at + 1])
-  if not e or e[ATTEMPT] ~= attempt or e[STATE] ~= 'running' then
-    local held = e and (e[RECORD] ~= '' or e[STATE] == 'trained')
+  -- a running one that nobody has begun was begun at a server that has forgotten it: it is sampled again
+  if not e or e[ATTEMPT] ~= attempt or e[STATE] ~= 'running' or e[NUMBER] < 0 then
+    local held = e and e[STATE] ~= 'running' and (e[RECORD] ~= '' or e[STATE] == 'trained')
     answers[i] = held and e[ATTEMPT] == attempt and 'published' or 'fenced'
     if answers[i] == 'fenced' then fenced = fenced + 1 end
   elseif e[NUMBER] ~= tonumber(ARGV[at + 2]) or e[EPOCH] ~= tonumber(ARGV[at + 3]) then
