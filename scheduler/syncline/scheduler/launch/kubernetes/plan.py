@@ -133,7 +133,9 @@ def read(text: str) -> PodPlan:
         if role.gpus < 0:
             raise ValueError(f"launcher.yaml: roles.{name}.gpus is {role.gpus}: a whole number from 0")
         if unknown := sorted(role.resources.keys() - {"requests", "limits"}):
-            raise ValueError(f"launcher.yaml: roles.{name}.resources.{unknown[0]}: only requests and limits are known")
+            raise ValueError(
+                f"launcher.yaml: roles.{name}.resources.{unknown[0]}: only requests and limits are known"
+            )
         if role.gpu_resource in role.resources.get("limits", {}):
             raise ValueError(
                 f"launcher.yaml: roles.{name}.resources.limits: GPUs are said by roles.{name}.gpus"
