@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -41,6 +41,10 @@ from syncline.runtime.settings import Settings
 ELSEWHERE = 75
 LOOK = 0.2  # seconds between looks for `cancelled`
 
+Tell = Callable[[Result], None]
+Run = Callable[[JobSpec, Path, Tell], Report]
+"""A climb: the spec, an empty folder, and whom to tell of each level that ends -> the report."""
+
 
 def main(job: str, number: int, attached: bool = False) -> int:
     """0: there is a report, or a word on disk why there will be none; 75: another process is at it."""
@@ -55,18 +59,26 @@ def main(job: str, number: int, attached: bool = False) -> int:
             if not (place / REPORT).exists():
                 request = validations.request_of(folder, number)
                 assert request is not None, "who starts this has written the request"
-                _climb(request, settings, place)
+                one_thread()
+                carry_out(request, settings, place, _levels(request, settings))
+                tracing.shutdown()
         except (ValueError, OSError) as error:
             validations.broken(place, f"{type(error).__name__}: {error}")
     return 0
 
 
-def _climb(request: ValidationRequest, settings: Settings, place: Path) -> None:
-    """Climb, telling each level on disk; the report comes last, when its spans are written."""
+def _levels(request: ValidationRequest, settings: Settings) -> Run:
+    def run(spec: JobSpec, scratch: Path, tell: Tell) -> Report:
+        return climb(spec, settings.models, scratch, request.levels, tell)
+
+    return run
+
+
+def carry_out(request: ValidationRequest, settings: Settings, place: Path, run: Run) -> Report:
+    """Climb, telling each level on disk; the report comes last, when its spans are written. Answers with it."""
     spec = JobSpec.model_validate_json(request.spec)
-    one_thread()
     folder = settings.job_dir(request.job)
-    evidence = Evidence(place, spec, earlier(_reports(folder, request.number), spec))
+    evidence = Evidence(place, spec, earlier(_reports(folder, request), spec))
     done: list[tuple[Result, float]] = []
     levels = sorted(request.levels)
 
@@ -81,28 +93,26 @@ def _climb(request: ValidationRequest, settings: Settings, place: Path) -> None:
 
     progress()
     began = time.time()
-    report = climb(spec, settings.models, place / validations.SCRATCH, request.levels, tell)
-    _spans(request, settings, report, began, done)
-    evidence.finish(report)
+    name = request.version or str(request.number)
+    tracing.setup("validation", name, None, None)  # what the ladder's engines pass is no job's path
+    report = run(spec, place / validations.SCRATCH, tell)
+    tracing.setup("validation", name, settings.traces, settings.otlp)
+    _spans(request, report, began, done)
+    return evidence.finish(report)[0]
 
 
-def _reports(folder: Path, before: int) -> Iterator[Report]:
-    """Reports of the job's earlier validations, newest first."""
-    for number in reversed(validations.numbers(folder)):
-        path = validations.folder_of(folder, number) / REPORT
-        if number < before and path.is_file():
+def _reports(folder: Path, request: ValidationRequest) -> Iterator[Report]:
+    """Reports of the job's earlier validations of this kind, newest first."""
+    for number in reversed([number for number in validations.numbers(folder) if number < request.number]):
+        before, path = validations.request_of(folder, number), validations.folder_of(folder, number) / REPORT
+        if before is not None and bool(before.version) == bool(request.version) and path.is_file():
             yield msgspec.json.decode(path.read_bytes(), type=Report)
 
 
 def _spans(
-    request: ValidationRequest,
-    settings: Settings,
-    report: Report,
-    began: float,
-    done: Sequence[tuple[Result, float]],
+    request: ValidationRequest, report: Report, began: float, done: Sequence[tuple[Result, float]]
 ) -> None:
-    """Told afterwards: what the ladder's own engines pass on the way is no path of any job's."""
-    tracing.setup("validation", str(request.number), settings.traces, settings.otlp)
+    """The climb's spans, told afterwards."""
     failed = report.failed_at
     parent = tracing.record(
         CLIMBED,
@@ -135,7 +145,7 @@ def _spans(
             found=None if worst is None else f"{worst.found:.3g}",
             bound=None if worst is None else f"{worst.bound:.3g}",
         )
-    tracing.shutdown()
+    tracing.flush()
 
 
 def _worst(result: Result) -> Check | None:

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from syncline.contract.precision_trace import ComponentTrace
+from syncline.contract.validation import VersionRefused as VersionRefused
 from syncline.contract.version_path import VersionId
 
 Mode = Literal["colocated", "disjoint"]
@@ -184,25 +185,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=Tr
     reason: str
 
 
-Event = (
-    Slept
-    | Woke
-    | BatchReady
-    | BatchShort
-    | Drained
-    | Minted
-    | Active
-    | SyncFailed
-    | SwitchTo
-    | Pause
-    | Resume
-    | Cancel
-    | Finished
-    | WorkerUp
-    | WorkerLost
-    | Alarm
-    | Failed
-)
+_OfEngines = Slept | Woke | BatchReady | BatchShort | Drained | Minted | Active | SyncFailed | VersionRefused
+_OfUsers = SwitchTo | Pause | Resume | Cancel
+Event = _OfEngines | _OfUsers | Finished | WorkerUp | WorkerLost | Alarm | Failed
 
 
 # ---- what people look at --------------------------------------------------------------------------------------
@@ -297,7 +282,7 @@ class LedgerSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class Wait(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Something waits. Kept in the job's status while it lasts, so that slow and never look different."""
 
-    name: str  # "device", "batch", "lag", "drain", "activation", "worker", "reward", "evaluation", "validation"
+    name: str  # "device", "batch", "lag", "drain", "activation", "worker", "reward", "validation", ...
     owner: str
     since: float
     deadline: float

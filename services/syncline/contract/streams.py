@@ -408,6 +408,16 @@ ACKS = Key(
     ends="with the job",
     says="`version_path.Ack`; group `sync`",
 )
+PROOFS = Key(
+    name="proofs",
+    scope="job",
+    kind="stream",
+    writers=("sync", "validator"),
+    readers=("validator", "sync"),
+    ends="with the job",
+    says="`validation.Wanted` and `validation.Proof`: versions that must pass level 6 before they are active; capped "
+    "at 10,000",
+)
 WORKERS = Key(
     name="workers",
     scope="job",

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from syncline.contract.hops import Hop
+from syncline.contract.version_path import Canary, VersionId
 
 Level = Literal[1, 2, 3, 4, 5, 6, 7, 8, 9]
 LEVELS: tuple[Level, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -178,6 +179,45 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     contract: str = ""
     evidence: str = ""
+
+
+# ---- a version before it may be active --------------------------------------------------------------------------
+class Wanted(msgspec.Struct, frozen=True, tag="wanted", forbid_unknown_fields=True, kw_only=True):
+    """A version must pass level 6 before a worker may commit it. Stamped by sync, read by the validator.
+
+    before   the version that is active now; None: none is
+    """
+
+    version: VersionId
+    digest: str  # of its manifest
+    before: VersionId | None
+    canaries: tuple[Canary, ...]
+    tolerance: float
+    traceparent: str
+
+
+class Proof(msgspec.Struct, frozen=True, tag="proof", forbid_unknown_fields=True, kw_only=True):
+    """What level 6 says of a version. Stamped by the validator, read by sync. `reason`: why it does not hold."""
+
+    version: VersionId
+    digest: str
+    holds: bool
+    reason: str
+    number: int  # of the validation
+    seconds: float
+
+
+class VersionRefused(
+    msgspec.Struct, frozen=True, tag="version_refused", forbid_unknown_fields=True, kw_only=True
+):
+    """A version did not pass the level that it must pass before it is active, and never will be. Stamped by sync.
+
+    The job goes on under `active` until the next version, which gets its own chance.
+    """
+
+    version: VersionId
+    active: VersionId
+    reason: str
 
 
 def same(name: str, wrong: list[str], source: str) -> Check:

@@ -244,10 +244,7 @@ class Control:
         """One step of the machine, written with the acknowledgements of its `causes`."""
         self.state, effects = steps(self.state, events, time.monotonic())
         commands = [command for effect in effects for command in self._said(effect)]
-        needed = {
-            *self.state.pending,
-            *self.state.offers,
-        }  # of others nobody asks for canaries or export again
+        needed = {*self.state.pending, *self.state.offers}  # of others nobody asks for anything again
         gone = [self._entries.pop(version) for version in self._entries.keys() - needed]
         for id, _ in gone:
             commands += acknowledged(MINTED.at(self._job), id)

@@ -32,9 +32,7 @@ class Offer(Struct, frozen=True):
     tolerance: float
     scope_began: bool = False  # commit was ordered: whoever verifies now commits at once
     ended: Literal["", "active", "superseded", "failed", "refused"] = ""
-    proof: Literal["none", "wanted", "holds"] = (
-        "none"  # while it is wanted, no worker may commit; none: not needed
-    )
+    proof: Literal["none", "wanted", "holds"] = "none"  # no worker may commit while it is wanted
     due: float | None = None  # it must be active on someone by then; None: the clock stands (nobody is awake)
 
 

@@ -52,9 +52,11 @@ def climb(
     """
     subject = Subject(spec, models, folder, rollouts)
     results: list[Result] = []
-    for level in sorted(levels):
+    for level in sorted({*levels, *((5,) if 4 in levels else ())}):
         if results and not results[-1].holds and not _diagnosing(results, level):
             break
+        if level not in levels and not _diagnosing(results, level):
+            continue
         results.append(_result(level, subject))
         tell(results[-1])
     return Report(
@@ -70,18 +72,23 @@ def climb(
 
 def _diagnosing(results: list[Result], level: Level) -> bool:
     """Whether `level` says more of the failure before it."""
-    return level == 5 and results[-1].level == 4
+    return level == 5 and bool(results) and results[-1].level == 4 and not results[-1].holds
 
 
 def _result(level: Level, subject: Subject) -> Result:
-    began = time.monotonic()
-    checks: list[Check] = []
-    broke = ""
     if level in subject.rollouts.without:
         nothing = absent(TITLES[level][0], subject.rollouts.without[level])
         return Result(level=level, checks=(nothing,), seconds=0)
+    return result_of(level, lambda: LEVELS[level](subject))
+
+
+def result_of(level: Level, compare: Callable[[], Iterator[Check]]) -> Result:
+    """What the comparisons find, as far as they come."""
+    began = time.monotonic()
+    checks: list[Check] = []
+    broke = ""
     try:
-        for check in LEVELS[level](subject):
+        for check in compare():
             checks.append(check)
     except (ValueError, RuntimeError, AssertionError) as error:  # what a service refuses is a finding
         broke = f"{type(error).__name__}: {error}"
