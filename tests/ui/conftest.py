@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from stack import Stack
 from waiting import wait_until
 from watched import Watched, submit_and_watch
@@ -22,8 +22,7 @@ from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZE = {"width": 1280, "height": 900}
-CALM = "*, ::before { transition: none !important; animation: none !important; }"
+SIZE: ViewportSize = {"width": 1280, "height": 900}
 
 
 @pytest.fixture(scope="session")
@@ -52,14 +51,14 @@ def stack() -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def job(chromium: Browser, stack: Stack) -> Watched:
     """A job that has ended, with what the page showed of it meanwhile."""
-    with chromium.new_context(viewport=SIZE) as context:
+    with chromium.new_context(viewport=SIZE, reduced_motion="reduce") as context:
         return submit_and_watch(context.new_page(), stack)
 
 
 @pytest.fixture
 def page(chromium: Browser) -> Iterator[Page]:
     """A page of a browser profile of its own. Fails the test for an error in its scripts, or a breach of its policy."""
-    with chromium.new_context(viewport=SIZE) as context:
+    with chromium.new_context(viewport=SIZE, reduced_motion="reduce") as context:
         opened, wrong = context.new_page(), list[str]()
         opened.on("pageerror", lambda error: wrong.append(str(error)))
         opened.on(
@@ -101,6 +100,7 @@ def picture() -> Callable[[Page, str], None]:
     def keep(page: Page, name: str) -> None:
         folder = os.environ.get("SYNCLINE_PICTURES")
         if folder:
-            page.screenshot(path=Path(folder) / f"ui-{name}.png", style=CALM)
+            # the page's policy lets nobody hide the caret or stop what moves, and needs neither
+            page.screenshot(path=Path(folder) / f"ui-{name}.png", animations="allow", caret="initial")
 
     return keep

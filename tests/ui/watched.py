@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import FilePayload, Page, Request, expect
 from stack import Stack
 
 SPEC = """name = "watched"
@@ -71,8 +71,8 @@ def submit_and_watch(page: Page, stack: Stack) -> Watched:
     faults = page.locator(".faults li")
     expect(faults).to_have_count(2)
     told = "\n".join(faults.all_inner_texts())
-    chosen = {"name": "spec.toml", "mimeType": "application/toml", "buffer": SPEC.encode()}
-    page.get_by_label("Choose a file").set_input_files([chosen])  # type: ignore[list-item]
+    chosen: FilePayload = {"name": "spec.toml", "mimeType": "application/toml", "buffer": SPEC.encode()}
+    page.get_by_label("Choose a file").set_input_files(chosen)
     expect(text).to_have_value(SPEC)
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url("**/ui#/job/*")
