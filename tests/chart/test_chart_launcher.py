@@ -8,6 +8,8 @@ import pytest
 import yaml
 from rendered import PROFILES, Manifest, named, render
 
+from syncline.scheduler.launch.kubernetes.plan import read
+
 
 def launcher(release: list[Manifest]) -> Any:
     return yaml.safe_load(named(release, "ConfigMap", "-launcher")["data"]["launcher.yaml"])
@@ -31,6 +33,18 @@ def test_it_says_what_was_agreed(profile: str) -> None:
     for role in said["roles"].values():
         assert set(role) == ROLE_KEYS
         assert isinstance(role["gpus"], int)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_scheduler_reads_it(profile: str) -> None:
+    """With the reader that the scheduler has, which refuses what it does not know."""
+    text = named(render(profile), "ConfigMap", "-launcher")["data"]["launcher.yaml"]
+    plan = read(text)
+    assert plan.release == "rel"
+    assert plan.secret_env["SYNCLINE_REDIS_URL"].secret == "rel-syncline-redis"
+    assert plan.roles.colocated.gpus == (0 if profile in ("values", "values-cpu") else 8)
+    with pytest.raises(ValueError, match=r"launcher\.yaml"):
+        read(text + "colour: red\n")
 
 
 def test_its_names_are_those_of_the_release() -> None:

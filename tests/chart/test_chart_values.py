@@ -30,6 +30,15 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         "jobs: {roles: {rollout: {gpus: 1, resources: {limits: {nvidia.com/gpu: 2}}}}}",
         ("rollout", "limits"),
     ),
+    "GPUs of another maker in two places": (
+        "jobs: {roles: {rollout: {gpuResource: habana.ai/gaudi, resources: {limits: {habana.ai/gaudi: 2}}}}}",
+        ("jobs.roles.rollout.resources.limits", "habana.ai/gaudi"),
+    ),
+    "a variable twice": (
+        "jobs: {env: {HF_TOKEN: a}, secretEnv: {HF_TOKEN: {secret: hf, key: token}}}",
+        ("jobs.secretEnv.HF_TOKEN", "jobs.env"),
+    ),
+    "no time to leave": ("jobs: {grace: 5}", ("grace",)),
     "memory without a unit": ("gateway: {resources: {limits: {memory: 4}}}", ("memory",)),
     "a resource that does not exist": ("errands: {resources: {limits: {gpu: 1}}}", ("gpu",)),
     "root": ("security: {uid: 0}", ("uid",)),

@@ -17,6 +17,16 @@
 {{- $_ := set $env "OTEL_EXPORTER_OTLP_ENDPOINT" . -}}
 {{- end -}}
 {{- $secretEnv := deepCopy $jobs.secretEnv -}}
+{{- range $name, $_ := $secretEnv -}}
+{{- if hasKey $env $name -}}
+{{- fail (printf "jobs.secretEnv.%s: it is in jobs.env, too; say it once" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $role := $jobs.roles -}}
+{{- if hasKey ($role.resources.limits | default dict) $role.gpuResource -}}
+{{- fail (printf "jobs.roles.%s.resources.limits: %s is what gpuResource names; say how many under gpus" $name $role.gpuResource) -}}
+{{- end -}}
+{{- end -}}
 {{- $_ := set $secretEnv "SYNCLINE_REDIS_URL" (dict "secret" (include "syncline.redisSecret" .) "key" "url") -}}
 {{- toYaml (dict
   "release" .Release.Name
