@@ -65,6 +65,11 @@ class Guests:
             self._leave(job)
         return lost
 
+    def hand_back(self) -> None:
+        """This worker ends."""
+        for visit in self._visits.values():
+            visit.intake.hand_back()
+
     def take(
         self, serving: tuple[VersionId, str], room: int, alone: bool, submit: Callable[[Held], None]
     ) -> None:

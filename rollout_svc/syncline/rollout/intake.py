@@ -149,6 +149,12 @@ class Intake:
             del self.held[name]
         return lost
 
+    def hand_back(self) -> None:
+        """This worker ends: let others take what it holds at once, and not only when it has long been silent."""
+        ids = [held.work_id for held in self.held.values()]
+        self._bus.group_keep(self._key, GROUP_ROLLOUT, self._name, ids, idle=self._idle)
+        self.held.clear()
+
     # ---- inside
     def _submit(self, held: Held, submit: Callable[[Held], None]) -> None:
         try:

@@ -20,7 +20,7 @@ from syncline.runtime.service import ServiceContext
 
 
 def main(context: ServiceContext) -> None:
-    """Serve until told to stop. What runs then is left to whoever takes it over."""
+    """Serve until told to stop. What runs then may end within the settings' `drain`; the rest is handed back."""
     worker = assemble(context)
     gc.freeze()  # what is there now lives for ever: looking through it at each sleep took 0.2 s
     worker.intake.recover()
@@ -43,8 +43,19 @@ def main(context: ServiceContext) -> None:
         worker.probes.sampled(worker.publish())
         worker.teller.tell()
         context.ready(worker.engine.serving is not None, worker.teller.why() or "asleep")
+    leave(worker, time.monotonic() + context.settings.drain)
     worker.tools.close()
     worker.orders.close()
+
+
+def leave(worker: Worker, end: float) -> None:
+    """Let what runs end until the monotonic second `end`, begin nothing, and hand back what is left."""
+    while worker.engine.running and time.monotonic() < end:
+        worker.intake.keep_alive()
+        worker.sessions.take(worker.engine.step())
+        worker.publish()
+    worker.intake.hand_back()
+    worker.guests.hand_back()
 
 
 def take_work(worker: Worker) -> None:

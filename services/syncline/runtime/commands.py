@@ -141,11 +141,13 @@ class Commands(ABC):
             if cursor == "0-0" or len(found) >= count:
                 return Taken(found, deleted)
 
-    def group_keep(self, key: str, group: str, consumer: str, ids: Sequence[str]) -> list[str]:
-        """Mark entries as still worked on. Returns those still this consumer's; others were taken over."""
+    def group_keep(
+        self, key: str, group: str, consumer: str, ids: Sequence[str], idle: float = 0.0
+    ) -> list[str]:
+        """Mark entries as worked on `idle` seconds ago. Returns those still this consumer's; others were taken."""
         if not ids:
             return []
-        return [text_of(id) for id in self.script(_KEEP)([key], [group, consumer, *ids])]
+        return [text_of(id) for id in self.script(_KEEP)([key], [group, consumer, int(1000 * idle), *ids])]
 
     def group_pending_count(self, key: str, group: str) -> int:
         """Entries delivered to anyone in the group and not acknowledged."""
@@ -276,15 +278,13 @@ class Commands(ABC):
 
 
 _KEEP = """
--- KEYS: stream. ARGV: group, consumer, ids. Resets the idle time of those ids that are this consumer's.
+-- KEYS: stream. ARGV: group, consumer, idle, ids. Sets the idle time (ms) of those ids that are this consumer's.
 local kept = {}
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local row = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
-  if row and row[2] == ARGV[2] then
-    if #redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'JUSTID') > 0 then
-      kept[#kept + 1] = ARGV[i]
-    end
-  end
+  local mine = row and row[2] == ARGV[2] and
+    #redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3], 'JUSTID') > 0
+  if mine then kept[#kept + 1] = ARGV[i] end
 end
 return kept
 """

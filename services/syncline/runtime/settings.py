@@ -32,6 +32,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     health_host: str = "127.0.0.1"  # where /started, /health and /ready answer; in a pod, its address
     health_port: int | None = None  # None: that of `port`, unless the service itself listens there
     traces_file: Path | None = None  # span store; None: `traces.sqlite` in the run root
+    drain: float = 0.0  # seconds that a rollout worker which is told to stop gives to what runs
     launcher: str = "local"  # who makes the processes of jobs: "local" or "kubernetes"
     launcher_file: Path | None = None  # launcher.yaml (0017), which the kubernetes launcher needs
 
@@ -65,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             health_host=given.get("SYNCLINE_HEALTH_HOST", "127.0.0.1"),
             health_port=_port(given, "SYNCLINE_HEALTH_PORT"),
             traces_file=_path(given.get("SYNCLINE_TRACES")),
+            drain=_seconds(given, "SYNCLINE_DRAIN"),
             launcher=_launcher(given),
             launcher_file=_path(given.get("SYNCLINE_LAUNCHER_FILE")),
         )
@@ -87,6 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "SYNCLINE_TLS_KEY": _text(self.tls_key),
             "SYNCLINE_HEALTH_HOST": self.health_host,
             "SYNCLINE_TRACES": _text(self.traces_file),
+            "SYNCLINE_DRAIN": f"{self.drain:g}",
             "SYNCLINE_LAUNCHER": self.launcher,
             "SYNCLINE_LAUNCHER_FILE": _text(self.launcher_file),
         }
@@ -149,6 +152,13 @@ def _port(given: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal() or int(text) > 65535:
         raise ValueError(f"{name} {text!r} must be a port number from 0 (any) to 65535")
     return int(text)
+
+
+def _seconds(given: Mapping[str, str], name: str) -> float:
+    text = given.get(name, "0")
+    if not text.replace(".", "", 1).isdecimal():
+        raise ValueError(f"{name} {text!r} must be seconds, as in 10 or 0.5")
+    return float(text)
 
 
 def _worker_of(replica: str | None) -> str | None:

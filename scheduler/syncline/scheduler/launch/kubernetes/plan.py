@@ -62,7 +62,7 @@ class Role(Part, frozen=True, kw_only=True):
 
 
 class Roles(Part, frozen=True, kw_only=True):
-    """By role."""
+    """By role. What proves versions has a trainer's engine, and so a trainer's pods."""
 
     rollout: Role = Role()
     trainer: Role = Role()
@@ -74,7 +74,7 @@ class Roles(Part, frozen=True, kw_only=True):
         match role:
             case "rollout":
                 return self.rollout
-            case "trainer":
+            case "trainer" | "validator" | "validation":
                 return self.trainer
             case "sync":
                 return self.sync
@@ -108,8 +108,8 @@ class PodPlan(Part, frozen=True, kw_only=True):
 
     def image(self, role: str) -> str:
         """The role's image."""
-        images = {"rollout": self.images.rollout, "trainer": self.images.trainer, "sync": self.images.sync}
-        return images.get(role, self.images.colocated)
+        images = {"rollout": self.images.rollout, "sync": self.images.sync, "colocated": self.images.colocated}
+        return images.get(role, self.images.trainer)
 
     def text(self) -> str:
         """The plan as a job's ConfigMap keeps it: whole, in one order."""

@@ -156,6 +156,7 @@ def environment(plan: PodPlan, processes: Sequence[Process], port: int) -> list[
         "SYNCLINE_CACHE": CACHE,
         "SYNCLINE_TRACES": f"{CACHE}/traces.sqlite",
         "SYNCLINE_HEALTH_PORT": str(port),
+        "SYNCLINE_DRAIN": str(plan.grace // 3),
         **plan.env,
     }
     found: dict[str, Raw] = {name: {"value": value} for name, value in plain.items()}
