@@ -57,7 +57,7 @@ types: $(VENV)/.installed-dev
 	for suite in tests tests/*/; do \
 	  compgen -G "$${suite%/}/*.py" >/dev/null || continue; \
 	  own="$${suite%/}:"; [[ $$suite == tests/conformance/ ]] && own=; \
-	  MYPYPATH="$${own}tests:tests/loop:tests/gateway" $(BIN)/mypy "$${suite%/}"/*.py; \
+	  MYPYPATH="$${own}tests:tests/loop:tests/gateway:tests/chart" $(BIN)/mypy "$${suite%/}"/*.py; \
 	done
 
 lint: $(VENV)/.installed-dev

@@ -77,6 +77,14 @@ def promtool() -> Path:
     )
 
 
+def prometheus() -> Path:
+    """Prometheus itself, in the same way."""
+    here = shutil.which("prometheus")
+    if here:
+        return Path(here)
+    return _tool("prometheus", lambda work: _debian("prometheus", "usr/bin/prometheus", work))
+
+
 def ran(
     *command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, stdin: str = ""
 ) -> tuple[int, str]:
