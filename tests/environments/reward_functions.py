@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
+import urllib.request
 
 
 def length(prompt: str, response: str, meta: dict[str, object]) -> float:
@@ -46,12 +46,9 @@ def tells_by_text(prompt: str, response: str, meta: dict[str, object]) -> object
 
 
 def second_time(prompt: str, response: str, meta: dict[str, object]) -> float:
-    """The network is down the first time. `response` names the file that remembers."""
-    mark = Path(response)
-    if not mark.exists():
-        mark.touch()
-        raise ConnectionError("judge unreachable")
-    return 1.0
+    """Asks the server that `response` names; one that refuses is an `OSError`, which may pass."""
+    with urllib.request.urlopen(response, timeout=5) as answer:
+        return float(answer.read())
 
 
 def looks_around(prompt: str, response: str, meta: dict[str, object]) -> float:
@@ -59,10 +56,9 @@ def looks_around(prompt: str, response: str, meta: dict[str, object]) -> float:
     return float(len({"celery", "kombu", "redis", "opentelemetry", "httpx"} & sys.modules.keys()))
 
 
-def kills_its_scorer(prompt: str, response: str, meta: dict[str, object]) -> float:
+def waits_if_told(prompt: str, response: str, meta: dict[str, object]) -> float:
     """If the response says so."""
-    if response == "kill":
-        os.kill(os.getppid(), signal.SIGKILL)
+    if response == "wait":
         time.sleep(60)
     return 0.5
 

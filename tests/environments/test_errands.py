@@ -96,16 +96,35 @@ def test_function_gets_prompt_response_and_meta(service: ErrandsService, errands
     assert [reward.value for reward in scored.all_rewards()] == [0.3, 0.5]
 
 
-def test_passing_trouble_is_tried_again(
-    service: ErrandsService, errands: Errands, job: str, tmp_path: Path
-) -> None:
-    reward = PYTHON | {"function": "reward_functions:second_time", "retries": 1}
-    scored = ScoredJob(service.bus, job, reward, [str(tmp_path / "a"), "/nowhere/b"])
-    ask(errands, scored)
-    first, second = scored.all_rewards()
+class _SecondTime(http.server.BaseHTTPRequestHandler):
+    """Answers /once when it is asked again, and /never not at all."""
+
+    asked: ClassVar[set[str]] = set()
+
+    def do_GET(self) -> None:
+        known = self.path in self.asked and self.path == "/once"
+        self.asked.add(self.path)
+        self.send_response(200 if known else 503)
+        self.end_headers()
+        self.wfile.write(b"1.0")
+
+    def log_message(self, format: str, *values: object) -> None:
+        pass
+
+
+def test_passing_trouble_is_tried_again(service: ErrandsService, errands: Errands, job: str) -> None:
+    """The code's own network: what was given to it, and what was not."""
+    reward = PYTHON | {"function": "reward_functions:second_time", "retries": 1, "network": True}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _SecondTime) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        scored = ScoredJob(service.bus, job, reward, [f"{url}/once", f"{url}/never"])
+        ask(errands, scored)
+        first, second = scored.all_rewards()
+        server.shutdown()
     assert (first.state, first.value) == ("scored", 1.0)
     assert second.state == "unscored"
-    assert "FileNotFoundError" in second.reason
+    assert "HTTPError" in second.reason
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from waiting import wait_until
 from syncline.contract.job import JobSpec
 from syncline.errands.forker import Forker
 from syncline.errands.scorer import BrokenScorer
-from syncline.runtime.sandbox import Limits, call, leave_network
+from syncline.runtime.sandbox import Outcome
 
 before: set[int] = set()
 
@@ -77,8 +78,17 @@ def test_killed_while_idle_it_is_replaced_unnoticed() -> None:
 
 
 def test_killed_at_work_its_request_is_lost_and_the_next_is_not() -> None:
-    with forker(**python("kills_its_scorer")) as asked:
-        lost = asked.run("t", 0, "kill")
+    with forker(**python("waits_if_told"), timeout=60.0) as asked:
+        assert asked.run("t", 0, "live").value == 0.5
+        [process] = scorers()
+        outcomes: list[Outcome] = []
+        thread = threading.Thread(target=lambda: outcomes.append(asked.run("t", 0, "wait")))
+        thread.start()
+        at_rest = len(process.children(recursive=True)) - 1  # with its sandbox it has one more
+        wait_until(lambda: len(process.children(recursive=True)) > max(at_rest, 0), 20, "a sandbox at work")
+        process.kill()
+        thread.join(30)
+        [lost] = outcomes
         assert (lost.kind, lost.reason) == ("lost", "its scorer's process ended with exit code -9")
         assert asked.run("t", 0, "live").value == 0.5
 
@@ -91,11 +101,15 @@ def test_broken_scorer_says_so_each_time_and_leaves_no_process() -> None:
             assert not scorers()
 
 
-def test_only_an_environment_has_no_network() -> None:
+def test_only_who_was_given_the_network_has_it() -> None:
     own = os.readlink("/proc/self/ns/net")
-    permitted = call(leave_network, Limits(seconds=5.0, memory_mb=128)).value
-    for reward, left in (({}, permitted), (python("length"), False)):
+    for reward, given in (
+        ({}, False),
+        (python("length"), False),
+        (python("length") | {"network": True}, True),
+    ):
         with forker(**reward) as asked:
             asked.run("t", 0, "abc")
             [process] = scorers()
-            assert (os.readlink(f"/proc/{process.pid}/ns/net") != own) == left
+            left = os.readlink(f"/proc/{process.pid}/ns/net") != own
+            assert left == (not given and "network could not be left" not in asked.missing)

@@ -96,7 +96,7 @@ def test_many_calls_are_answered_by_one_process_apart_from_this_one(kept: Kept) 
         (b"object", "unreadable", "no JSON"),
         (b"flood", "unreadable", "over 65536 bytes"),
         (b"two", "unreadable", "trailing"),
-        (b"fork", "timeout", "killed after 1 s"),
+        (b"fork", "raised", "BlockingIOError"),
     ],
 )
 def test_what_ends_badly_ends_its_process_and_the_next_call_has_another(

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from syncline.runtime.sandbox import Kind, Limits, Outcome, call, leave_network
+from syncline.runtime.sandbox import Kind, Limits, Outcome, call
 
 LIMITS = Limits(seconds=1.0, memory_mb=128)
 SLACK = 5.0  # seconds beyond the deadline on a busy machine
@@ -150,7 +150,7 @@ def test_passing_trouble_is_told_from_a_fault() -> None:
     assert not run(lambda: 1 / 0).passing
 
 
-def test_network_is_there_unless_taken_away() -> None:
+def test_network_is_there_if_it_was_given() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
 
@@ -158,13 +158,9 @@ def test_network_is_there_unless_taken_away() -> None:
             socket.create_connection(address, timeout=1).close()
             return "connected"
 
-        def leave_and_connect() -> str:
-            return connect() if leave_network() else "not permitted"
-
-        assert run(connect).value == "connected"
-        outcome = run(leave_and_connect)
-        assert run(connect).value == "connected"  # the parent has kept it
-    assert outcome.error == "OSError" or outcome.value == "not permitted"
+        assert run(connect, Limits(seconds=1.0, memory_mb=128, network=True)).value == "connected"
+        refused = run(connect)
+    assert refused.error == "PermissionError"
 
 
 def test_parent_is_untouched() -> None:

@@ -3,7 +3,7 @@
 One line of JSON with the job in, `Ready` out; then for each line with an episode an `Outcome`, in order, from a
 sandbox, so that a tool that hangs, floods or dies ends with its step. An environment of our own keeps its sandbox from
 step to step (`runtime/sandbox_kept.py`); others have one for each. It imports no torch: a fork costs by the memory of
-the process that forks. `tools.py` starts it.
+the process that forks. `tools.py` starts it, with the paths that it hides from the job's code as arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from syncline.contract.job import JobSpec
 from syncline.contract.turns import Turn
 from syncline.environments.environment import Environment, load, reaches_network, runs_foreign_code
-from syncline.runtime import lines, sandbox, sandbox_kept
+from syncline.runtime import lines, sandbox, sandbox_kept, sandbox_walls
 from syncline.runtime.sandbox import Limits
 
 
@@ -31,14 +31,14 @@ def main() -> None:
     sandbox.die_with_parent()
     requests, answer = lines.take_over()
     spec = JobSpec.model_validate_json(requests.readline())
-    if not reaches_network(spec.task) and not sandbox.leave_network():
-        sys.stderr.write("the kernel does not permit it to leave the network: tools can reach it\n")
+    network = reaches_network(spec.task)
+    sandbox_walls.around(sys.argv[1:], network=network)
     try:
         environment = load(spec.task, spec.seeds.data)
     except ValueError as error:
         answer(Ready(broken=str(error)))
         return
-    limits = Limits(seconds=spec.turns.tool_timeout, memory_mb=spec.turns.tool_memory_mb)
+    limits = Limits(seconds=spec.turns.tool_timeout, memory_mb=spec.turns.tool_memory_mb, network=network)
     answer(Ready())
     kept = not runs_foreign_code(spec.task)
     run = sandbox_kept.runner(functools.partial(_step, environment), limits, kept=kept)

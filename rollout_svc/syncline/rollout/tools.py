@@ -9,11 +9,14 @@ step's time. Of a process that is ended, they wait again.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -21,6 +24,7 @@ from syncline.contract.job import JobSpec
 from syncline.contract.turns import Turn
 from syncline.environments.environment import runs_foreign_code
 from syncline.rollout.stepper import Ready
+from syncline.runtime import sandbox_walls
 from syncline.runtime.sandbox import Outcome
 
 _START = 120.0  # seconds until a process must be ready
@@ -50,12 +54,13 @@ class _Asked(msgspec.Struct, frozen=True):
 class _Process:
     """One stepper. `asked`: the steps sent to it, in order; it is at the first."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, secrets: Sequence[Path]) -> None:
         self._wire, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "syncline.rollout.stepper"]
+        command = [sys.executable, "-m", "syncline.rollout.stepper", *map(str, secrets)]
+        env = sandbox_walls.environment(os.environ)
         with theirs:
             wire = theirs.fileno()
-            self._child = subprocess.Popen(command, stdin=wire, stdout=wire, start_new_session=True)
+            self._child = subprocess.Popen(command, stdin=wire, stdout=wire, env=env, start_new_session=True)
         self._data = bytearray()
         self._wire.sendall(spec.canonical().encode() + b"\n")
         self._wire.setblocking(False)
@@ -123,10 +128,13 @@ class _Process:
 
 
 class Tools:
-    """Asks for steps and tells how they ended. Its processes start with the first step."""
+    """Asks for steps and tells how they ended. Its processes start with the first step.
 
-    def __init__(self, spec: JobSpec) -> None:
-        self._spec = spec
+    secrets   paths that the job's code shall not see
+    """
+
+    def __init__(self, spec: JobSpec, secrets: Sequence[Path] = ()) -> None:
+        self._spec, self._secrets = spec, secrets
         self._processes: list[_Process] = []
         self._queue: deque[_Asked] = deque()
 
@@ -173,7 +181,7 @@ class Tools:
         starting = sum(not process.ready for process in self._processes)
         wanted = min(self._spec.turns.tool_processes - len(self._processes), len(self._queue) - len(idle))
         for _ in range(wanted - starting):
-            self._processes.append(_Process(self._spec))
+            self._processes.append(_Process(self._spec, self._secrets))
         while self._queue:
             takers = [process for process in self._processes if process.takes(self._queue[0])]
             if not takers:

@@ -140,7 +140,7 @@ def assemble(context: ServiceContext) -> Worker:
     make = partial(parts_of, bus, spec, name, codec, orders.contexts)
     intake, publisher = make(job)
     environment = load(spec.task, spec.seeds.data)
-    tools = Tools(spec)
+    tools = Tools(spec, context.settings.secrets)
     sessions = sessions_of(spec, codec, tools, name, environment.multi_turn, model.config, engine)
     return Worker(
         engine=engine,

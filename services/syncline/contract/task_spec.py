@@ -48,6 +48,11 @@ class TaskSpec(Part):
         default_factory=dict,
         description="what the environment itself takes; it refuses what it does not know",
     )
+    network: bool = Field(
+        False,
+        description="python, verifiers: its code may reach the network; http and openenv do by their nature, and "
+        "others never",
+    )
     parts: tuple[PartSpec, ...] = Field(
         (), max_length=64, description="data sets of environment 'mix', by weight; see docs/prompts.md"
     )
@@ -61,6 +66,7 @@ class RewardSpec(Part):
     url: str | None = Field(
         None, pattern=r"^https?://\S+$", description="http: the judge; see docs/judges.md"
     )
+    network: bool = Field(False, description="python: the function may reach the network")
     timeout: float = Field(
         5.0, gt=0, le=3600, description="seconds for one trajectory; http: for one request"
     )

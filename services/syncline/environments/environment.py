@@ -43,7 +43,8 @@ __all__ = [
     "validate",
 ]
 
-_NETWORKED = ("http", "openenv", "python", "verifiers")
+_SERVERS = ("http", "openenv")
+_NETWORKED = ("python", "verifiers")  # if the task says so
 _OURS = ("calculator", "characters", "jsonl")
 
 
@@ -139,7 +140,8 @@ def load(task: TaskSpec, seed: int, data: Path | None = None) -> Environment:
 
 def reaches_network(task: TaskSpec) -> bool:
     """Whether the environment itself asks a server. If not, its processes leave the network before they load it."""
-    return any(name in _NETWORKED for name in _environments(task))
+    names = _environments(task)
+    return any(name in _SERVERS or (task.network and name in _NETWORKED) for name in names)
 
 
 def runs_foreign_code(task: TaskSpec) -> bool:

@@ -20,19 +20,20 @@ from syncline.runtime.bus import Bus
 from syncline.runtime.errands import Errands, ScoreErrand, WorkerWatch, serve
 from syncline.runtime.sandbox import die_with_parent
 from syncline.runtime.service import ServiceContext, run
+from syncline.runtime.settings import Settings
 
 
 class Child:
     """What one worker process holds; made after the fork."""
 
-    def __init__(self, redis_url: str) -> None:
-        self.redis_url = redis_url
+    def __init__(self, settings: Settings) -> None:
+        self.redis_url, self.secrets = settings.redis_url, settings.secrets
         self.scoring: Scoring | None = None
 
     def prepare(self) -> None:
         """Runs first in the worker process, so that nothing here is shared with the one that forked it."""
         die_with_parent()
-        self.scoring = Scoring(Bus(self.redis_url), Errands(self.redis_url))
+        self.scoring = Scoring(Bus(self.redis_url), Errands(self.redis_url), self.secrets)
 
     def score(self, job: str, errands: Sequence[ScoreErrand]) -> None:
         """Runs for each message."""
@@ -43,7 +44,7 @@ class Child:
 def main(context: ServiceContext, concurrency: int) -> None:
     """Serve until told to stop."""
     url = context.settings.redis_url
-    child = Child(url)
+    child = Child(context.settings)
     watch = WorkerWatch(context.bus)
     keeper = Keeper(context)
     context.thread("watch", lambda: watch.until(context.stopping))

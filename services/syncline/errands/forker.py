@@ -1,21 +1,25 @@
 """A job's scorer in a process of its own, seen from the worker process that asks it.
 
-The process (`scorer.py`) is started with `exec`, so it holds the job's environment and function and nothing of the
-worker's: no Celery, Redis or tracing, whose memory and fork hooks would be the larger part of what a fork costs. It
-forks one sandbox per response. Requests and outcomes are lines of JSON.
+The process (`scorer.py`) is started with `exec` and few variables, so it holds the job's environment and function and
+nothing of the worker's: no secret, and no Celery, Redis or tracing, whose memory and fork hooks would be the larger
+part of what a fork costs. It forks one sandbox per response. Requests and outcomes are lines of JSON.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from syncline.contract.job import JobSpec
 from syncline.contract.turns import Turn
 from syncline.errands.scorer import BrokenScorer, Ready
+from syncline.runtime import sandbox_walls
 from syncline.runtime.sandbox import Outcome
 
 _START = 120.0  # seconds until it must be ready; importing a user's module takes most of them
@@ -23,10 +27,14 @@ _GRACE = 30.0  # seconds beyond a reward's own deadline, which the process keeps
 
 
 class Forker:
-    """Starts when it is first asked, and anew when it has died. One request at a time."""
+    """Starts when it is first asked, and anew when it has died. One request at a time.
 
-    def __init__(self, spec: JobSpec) -> None:
-        self._spec = spec
+    secrets   paths that the job's code shall not see
+    """
+
+    def __init__(self, spec: JobSpec, secrets: Sequence[Path] = ()) -> None:
+        self._spec, self._secrets = spec, secrets
+        self.missing = ""  # walls that do not stand around it; told once it has started
         self._process: subprocess.Popen[bytes] | None = None
         self._broken = ""
         self.judge = ""  # name and version, recorded with each reward; empty until it has started
@@ -58,12 +66,15 @@ class Forker:
             raise BrokenScorer(self._broken)
         self._wire, theirs = socket.socketpair()
         self._lines = self._wire.makefile("rb")
-        command = [sys.executable, "-m", "syncline.errands.scorer"]
+        command = [sys.executable, "-m", "syncline.errands.scorer", *map(str, self._secrets)]
         with (
             theirs
         ):  # a session of its own: a terminal's interrupt is for the worker, which finishes what runs
             wire = theirs.fileno()
-            self._process = subprocess.Popen(command, stdin=wire, stdout=wire, start_new_session=True)
+            env = sandbox_walls.environment(os.environ)
+            self._process = subprocess.Popen(
+                command, stdin=wire, stdout=wire, env=env, start_new_session=True
+            )
         answer = self._asked(self._spec.canonical().encode(), _START)
         if answer is None:
             raise BrokenScorer(
@@ -74,7 +85,7 @@ class Forker:
             self.close()
             self._broken = ready.broken
             raise BrokenScorer(ready.broken)
-        self.judge = ready.judge
+        self.judge, self.missing = ready.judge, ready.missing
 
     def _asked(self, request: bytes, seconds: float) -> bytes | None:
         """The line that answers `request`; None: the process is dead, or does not answer in time."""

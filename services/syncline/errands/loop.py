@@ -12,6 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -28,6 +29,7 @@ from syncline.runtime.errands import Errands, ScoreErrand
 from syncline.runtime.ledger import Ledger
 
 _LOG = logging.getLogger(__name__)
+WHOLE = "whole"  # what a job's `sandbox` says where every wall stands
 _JOBS = 4  # jobs whose scorer, a process, a worker keeps
 _ROUND = 600.0  # seconds after which a message's remaining errands are sent on as a new one
 _FIRST_PAUSE, _LAST_PAUSE = 0.25, 30.0  # seconds before a scorer is tried again
@@ -42,10 +44,10 @@ class _Job(msgspec.Struct, frozen=True):
 class Scoring:
     """The errands of one worker process."""
 
-    def __init__(self, bus: Bus, errands: Errands) -> None:
-        self._bus = bus
-        self._errands = errands
+    def __init__(self, bus: Bus, errands: Errands, secrets: Sequence[Path] = ()) -> None:
+        self._bus, self._errands, self._secrets = bus, errands, secrets
         self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._told: set[str] = set()
 
     def score(self, job: str, errands: Sequence[ScoreErrand]) -> None:
         """Score each of them that still needs it, each in its own sandbox."""
@@ -96,6 +98,7 @@ class Scoring:
             outcome = known.forker.run(record.trajectory, record.prompt, record.text, record.turns)
         except BrokenScorer as error:
             return _failed(errand, str(error))
+        self._tell(job, known.forker.missing)
         verdict = judged(outcome)
         if verdict.again and errand.tries < known.spec.reward.retries:
             later = ScoreErrand(errand.trajectory, errand.attempt, errand.tries + 1, errand.traceparent)
@@ -111,6 +114,12 @@ class Scoring:
             judge=known.forker.judge,
             seconds=outcome.seconds,
         )
+
+    def _tell(self, job: str, missing: str) -> None:
+        """Say at the job, once, which walls do not stand around its code."""
+        if job not in self._told:
+            self._told.add(job)
+            self._bus.hset(JOB.at(job), "sandbox", missing or WHOLE)
 
     def _record(self, job: str, stream_id: str) -> Trajectory | str:
         """The record at `stream_id`, or why there is none to score."""
@@ -131,7 +140,7 @@ class Scoring:
         if raw is None:
             return None
         spec = JobSpec.model_validate_json(raw)
-        self._jobs[job] = _Job(spec, Ledger.under(self._bus, job, spec), Forker(spec))
+        self._jobs[job] = _Job(spec, Ledger.under(self._bus, job, spec), Forker(spec, self._secrets))
         while len(self._jobs) > _JOBS:
             self._jobs.popitem(last=False)[1].forker.close()
         return self._jobs[job]

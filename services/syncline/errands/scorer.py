@@ -1,9 +1,9 @@
 """A job's reward source as a function that the sandbox can run, and the sandbox's outcome as a reward.
 
-`python -m syncline.errands.scorer` is the process that runs it (`forker.py` starts it): one line of JSON with the job
-in, `Ready` out; then for each line with a response an `Outcome` from a sandbox: one for each response, or a kept one
-for an environment of our own. What it imports is in the memory of every fork, so nothing is imported here that a
-scorer does not need.
+`python -m syncline.errands.scorer SECRET ...` is the process that runs it (`forker.py` starts it), with the paths that
+it hides from the job's code as arguments: one line of JSON with the job in, `Ready` out; then for each line with a
+response an `Outcome` from a sandbox: one for each response, or a kept one for an environment of our own. What it
+imports is in the memory of every fork, so nothing is imported here that a scorer does not need.
 
 Three outcomes, never confused: a finite number, `unscored` (it could not be told for this response) and `failed`
 (the scorer itself is broken). None, NaN and infinity are `unscored`, and nothing is ever turned into 0.
@@ -31,7 +31,7 @@ from syncline.environments.environment import (
     reaches_network,
     runs_foreign_code,
 )
-from syncline.runtime import lines, sandbox, sandbox_kept
+from syncline.runtime import lines, sandbox, sandbox_kept, sandbox_walls
 from syncline.runtime.sandbox import Limits, Outcome
 
 _IMPORT = Limits(seconds=60.0, memory_mb=16384)  # for a trial import of a user's module
@@ -59,10 +59,11 @@ class Scorer(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What the process says first: who judges, or why nobody can (then it ends)."""
+    """What the process says first: who judges, or why nobody can (then it ends). `missing`: walls that do not stand."""
 
     judge: str = ""
     broken: str = ""
+    missing: str = ""
 
 
 def main() -> None:
@@ -70,19 +71,21 @@ def main() -> None:
     sandbox.die_with_parent()
     requests, answer = lines.take_over()
     spec = JobSpec.model_validate_json(requests.readline())
-    alone = spec.reward.source == "environment" and not reaches_network(spec.task)
-    if alone and not sandbox.leave_network():
-        sys.stderr.write("the kernel does not permit it to leave the network: the scorer can reach it\n")
+    missing = sandbox_walls.around(sys.argv[1:], network=_given_network(spec))
     try:
         scorer = make(spec)
     except BrokenScorer as error:
         answer(Ready(broken=str(error)))
         return
-    answer(Ready(judge=scorer.judge))
+    answer(Ready(judge=scorer.judge, missing=missing))
     kept = spec.reward.source == "environment" and not runs_foreign_code(spec.task)
     run = sandbox_kept.runner(functools.partial(_scored, scorer), scorer.limits, kept=kept)
     for line in requests:
         answer(run(line))
+
+
+def _given_network(spec: JobSpec) -> bool:
+    return reaches_network(spec.task) or (spec.reward.source == "python" and spec.reward.network)
 
 
 def _scored(scorer: Scorer, line: bytes) -> object:
@@ -96,7 +99,8 @@ def make(spec: JobSpec) -> Scorer:
     except ValueError as error:
         raise BrokenScorer(str(error)) from error
     reward = spec.reward
-    limits = Limits(seconds=reward.timeout, memory_mb=reward.memory_mb)
+    network = _given_network(spec)
+    limits = Limits(seconds=reward.timeout, memory_mb=reward.memory_mb, network=network)
     match reward.source:
         case "environment":
             return Scorer(
@@ -109,7 +113,7 @@ def make(spec: JobSpec) -> Scorer:
                 limits=limits,
             )
         case "python":
-            function, judge = _imported(str(reward.function))
+            function, judge = _imported(str(reward.function), network)
             return Scorer(
                 judge=judge,
                 task=lambda _, prompt, text, turns: functools.partial(
@@ -145,13 +149,14 @@ def meta_of(prompt: Prompt, turns: tuple[Turn, ...]) -> dict[str, Any]:
 
 
 # ---- a user's function ----------------------------------------------------------------------------------------
-def _imported(name: str) -> tuple[Callable[..., object], str]:
+def _imported(name: str, network: bool) -> tuple[Callable[..., object], str]:
     """The function `module:function`, and its name with its file's digest. Raises `BrokenScorer`.
 
     The import is tried in a sandbox first: of a module that raises, hangs or kills its process we can tell the reason.
     """
     module, _, attribute = name.partition(":")
-    trial = sandbox.call(functools.partial(_tried, module, attribute), _IMPORT)
+    limits = msgspec.structs.replace(_IMPORT, network=network)
+    trial = sandbox.call(functools.partial(_tried, module, attribute), limits)
     if trial.kind != "value":
         raise BrokenScorer(f"reward.function {name}: {trial.kind}: {trial.reason}")
     function = _attribute(module, attribute)

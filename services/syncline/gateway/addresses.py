@@ -30,6 +30,12 @@ def check(who: Who, spec: JobSpec) -> None:
                 else "the operator allows hosts by `syncline token limits`"
             )
             found.append(Problem(path=path, message=f"this tenant's jobs may not reach {host!r}", hint=hint))
+    if "*" not in allowed:
+        found += [
+            Problem(path=path, message="this tenant's code may not reach the network", hint="leave it out")
+            for path, wanted in (("task.network", spec.task.network), ("reward.network", spec.reward.network))
+            if wanted
+        ]
     if found:
         raise SpecError(found)
 

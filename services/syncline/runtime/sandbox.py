@@ -1,11 +1,13 @@
 """Running a function in a killable child: forked from a warm parent, limited, and gone at its deadline.
 
 The child inherits everything that the parent has imported, so a call costs milliseconds. It has its own session and
-environment, no file descriptor but its result pipe, and limits on processor time, memory, file size and processes.
-Its result comes back as JSON.
+environment, no file descriptor but its result pipe, limits on processor time, memory, file size and processes, no
+privilege, and a filter of system calls (`sandbox_calls.py`) that refuses sockets unless it was given the network,
+processes, signals to others, and memory that no limit counts. Its result comes back as JSON.
 
-This bounds what a broken or greedy function can do to the service. It is no wall against a hostile one: the child runs
-under the same user, and the parent's memory was copied into it. It has no network if its parent has left it.
+That holds wherever a process can be forked. What the child can see of files and other processes is bounded by the walls
+that its parent has put around itself (`sandbox_walls.py`), as far as the kernel permits those. The parent's memory was
+copied into the child: a parent holds nothing secret.
 
 The caller must be a process that starts no other children meanwhile (a scorer of the errands service): whatever child
 of it appears during a run and is not the sandbox itself was left behind by the function, and is killed. It should be a
@@ -26,12 +28,11 @@ from typing import Literal
 
 import msgspec
 
-from syncline.runtime import sandbox_child
+from syncline.runtime import sandbox_child, sandbox_walls
 from syncline.runtime.sandbox_child import LIBC, MESSAGE_LIMIT, RESULT_LIMIT, Limits, Report, die_with_parent
 
-__all__ = ["Kind", "Limits", "Outcome", "SandboxLeak", "call", "die_with_parent", "leave_network"]
+__all__ = ["Kind", "Limits", "Outcome", "SandboxLeak", "call", "die_with_parent"]
 
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEPS = 200  # rounds of killing what a fork bomb left, before we say that we cannot
 
@@ -69,11 +70,10 @@ def call(function: Callable[[], object], limits: Limits) -> Outcome:
     begun = time.monotonic()
     before = own_children()
     reading, writing = os.pipe()
-    parent = os.getpid()
-    bounds = sandbox_child.bounds_of(limits)
+    setting = sandbox_child.setting_of(limits)
     child = os.fork()
     if child == 0:
-        sandbox_child.once(function, writing, bounds, parent)
+        sandbox_child.once(function, writing, setting)
     os.close(writing)
     try:
         data, ended = await_result(child, reading, begun + limits.seconds)
@@ -81,14 +81,6 @@ def call(function: Callable[[], object], limits: Limits) -> Outcome:
         os.close(reading)
         status = end(child, before)
     return outcome_of(data, ended, status, limits, time.monotonic() - begun)
-
-
-def leave_network() -> bool:
-    """Leave the network, with every process forked from now on. False: the kernel does not permit it.
-
-    The second way needs no privilege, but a process with one thread: call it before a library starts others.
-    """
-    return any(LIBC.unshare(flags) == 0 for flags in (_CLONE_NEWNET, _CLONE_NEWUSER | _CLONE_NEWNET))
 
 
 # ---- what `sandbox_kept.py` shares
@@ -143,6 +135,7 @@ def end(child: int, before: set[int]) -> int:
             kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     _sweep(before)
+    sandbox_walls.empty_scratch()
     return status
 
 

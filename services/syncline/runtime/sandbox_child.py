@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import json
 import os
 import resource
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 import msgspec
+
+from syncline.runtime import sandbox_calls
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 RESULT_LIMIT = 64 * 1024  # bytes
 MESSAGE_LIMIT = 500  # characters of an exception's message
 WIRE = 3  # the child's one descriptor
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_FIRST_USER = 1_000_000
 _FILE_LIMIT = 16 * 1024 * 1024  # bytes that the function may write to one file
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the function may use. `memory_mb` is on top of what the parent uses already."""
+    """What the function may use. `memory_mb`: on top of what the parent uses; `network`: it may make sockets."""
 
     seconds: float
     memory_mb: int
+    network: bool = False
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +63,7 @@ def bounds_of(limits: Limits) -> dict[int, int]:
         resource.RLIMIT_FSIZE: _FILE_LIMIT,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NPROC: 0,  # does not bind root; the sweep does
+        resource.RLIMIT_NPROC: 0,  # does not bind root; the filter of system calls does
         resource.RLIMIT_AS: own_memory() + limits.memory_mb * 1024 * 1024,
     }
     hard = {what: resource.getrlimit(what)[1] for what in wanted}
@@ -74,12 +81,34 @@ def _environment_block() -> tuple[int, int]:
 _ENVIRONMENT = _environment_block()
 
 
-def once(function: Callable[[], object], wire: int, bounds: dict[int, int], parent: int) -> NoReturn:
+class Setting(NamedTuple):
+    """What a child must know before it is forked. `bounds`: its resource limits; `apart`: it becomes another user."""
+
+    parent: int
+    bounds: dict[int, int]
+    apart: bool
+    network: bool
+
+
+def setting_of(limits: Limits) -> Setting:
+    """The setting of the children of this process."""
+    return Setting(os.getpid(), bounds_of(limits), os.geteuid() == 0 and _open_to_others(), limits.network)
+
+
+@functools.cache
+def _open_to_others() -> bool:
+    """Whether another user could read interpreter and modules; else a child keeps its parent's user, and no rights."""
+    places = [Path(place).absolute() for place in (sys.prefix, sys.base_prefix, *sys.path) if place]
+    folders = {folder for place in places if place.is_dir() for folder in (place, *place.parents)}
+    return all(folder.stat().st_mode & 0o001 for folder in folders)
+
+
+def once(function: Callable[[], object], wire: int, setting: Setting) -> NoReturn:
     """Run one function, tell how it ended, and end. Never returns into the parent's stack, whatever it does."""
     try:
         report = Report(kind="raised", error="SystemExit", reason="the sandbox could not be set up")
         try:
-            _enclose(wire, bounds, parent)
+            _enclose(wire, setting)
             report = _valued(function())
         finally:
             error = sys.exception()
@@ -90,15 +119,14 @@ def once(function: Callable[[], object], wire: int, bounds: dict[int, int], pare
         os._exit(0)
 
 
-def many(
-    serve: Callable[[bytes], object], wire: int, bounds: dict[int, int], parent: int, seconds: float
-) -> NoReturn:
+def many(serve: Callable[[bytes], object], wire: int, setting: Setting, seconds: float) -> NoReturn:
     """Answer each line that comes with a line, until none comes, or one does not end in a value.
 
     seconds  of processor time for each, on top of what the ones before have used
     """
     try:
-        _enclose(wire, {what: limit for what, limit in bounds.items() if what != resource.RLIMIT_CPU}, parent)
+        bounds = {what: limit for what, limit in setting.bounds.items() if what != resource.RLIMIT_CPU}
+        _enclose(wire, setting._replace(bounds=bounds))
         with os.fdopen(os.dup(WIRE), "rb") as lines:
             for line in lines:
                 used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
@@ -118,10 +146,10 @@ def many(
         os._exit(0)
 
 
-def _enclose(writing: int, bounds: dict[int, int], parent: int) -> None:
+def _enclose(writing: int, setting: Setting) -> None:
     os.setsid()
     die_with_parent()
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != setting.parent:  # it died before the line above
         os._exit(0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGXCPU, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -133,8 +161,28 @@ def _enclose(writing: int, bounds: dict[int, int], parent: int) -> None:
     os.dup2(writing, WIRE)
     os.closerange(WIRE + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _forget_environment()
-    for what, limit in bounds.items():
+    for what, limit in setting.bounds.items():
         resource.setrlimit(what, (limit, limit))
+    _give_up_rights(setting)
+
+
+def _give_up_rights(setting: Setting) -> None:
+    """Become nobody in particular, who may make no call that leads out of here."""
+    if setting.apart:
+        number = (
+            _FIRST_USER + os.getpid()
+        )  # nobody else's: another sandbox cannot be signalled or looked into
+        with contextlib.suppress(OSError):  # a namespace without other users; the rest holds
+            os.setgroups([])
+            os.setresgid(number, number, number)
+            os.setresuid(number, number, number)
+        die_with_parent()  # a change of user made the kernel forget it
+    LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    LIBC.prctl(
+        _PR_SET_DUMPABLE, 1, 0, 0, 0
+    )  # so that its own /proc entries are its own; its parent's are not
+    LIBC.capset(struct.pack("II", 0x20080522, 0), bytes(24))
+    sandbox_calls.install(LIBC, sandbox_calls.program(setting.network, os.getpid()))
 
 
 def _forget_environment() -> None:

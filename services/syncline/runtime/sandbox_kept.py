@@ -72,11 +72,10 @@ class Kept:
 
     def _fork(self) -> None:
         self._before = sandbox.own_children()
-        bounds = sandbox_child.bounds_of(self._limits)
+        setting = sandbox_child.setting_of(self._limits)
         self._wire, theirs = socket.socketpair()
-        parent = os.getpid()
         child = os.fork()
         if child == 0:
-            sandbox_child.many(self._serve, theirs.fileno(), bounds, parent, self._limits.seconds)
+            sandbox_child.many(self._serve, theirs.fileno(), setting, self._limits.seconds)
         theirs.close()
         self._child, self._left = child, CALLS

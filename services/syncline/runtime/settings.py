@@ -113,6 +113,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return (folder / "workers" if self.cache is None else self.cache / job) / worker
 
     @property
+    def secrets(self) -> tuple[Path, ...]:
+        """Places that user code has no business with: all runs, keys, and a Redis that answers on a socket."""
+        url = urlsplit(self.redis_url)
+        socket = Path(url.path) if url.scheme == "unix" else None
+        given = (self.cache, self.tls_cert, self.tls_key, socket)
+        return (self.runs, self.token_store, *(path for path in given if path is not None))
+
+    @property
     def token_store(self) -> Path:
         """The file with the digests of the tenants' tokens."""
         return self.runs / "tokens.json" if self.tokens is None else self.tokens
