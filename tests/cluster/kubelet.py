@@ -346,6 +346,8 @@ class ContainerRun:
             "OMP_NUM_THREADS": "1",
             MARK: self.mark,
         }
+        if "PYTHONPATH" in os.environ:  # tests of a copy of the tree
+            base["PYTHONPATH"] = os.environ["PYTHONPATH"]
         if self.pod.pod["spec"].get("automountServiceAccountToken", True):
             base |= self._credentials()
         self.restarts += 1
@@ -402,7 +404,9 @@ class ContainerRun:
         connection = http.client.HTTPConnection(self.pod.address, port, timeout=timeout)
         try:
             connection.request("GET", told["path"])
-            return 200 <= connection.getresponse().status < 400
+            answer = connection.getresponse()
+            answer.read()
+            return 200 <= answer.status < 400
         except (OSError, http.client.HTTPException):
             return False
         finally:

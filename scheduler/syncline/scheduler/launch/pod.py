@@ -104,7 +104,9 @@ class Pod:
         connection = http.client.HTTPConnection("127.0.0.1", self._ports[name], timeout=ASK)
         try:
             connection.request("GET", path)
-            return connection.getresponse().status == 200
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status == 200
         except (OSError, http.client.HTTPException):
             return False
         finally:

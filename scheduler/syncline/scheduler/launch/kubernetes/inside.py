@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 from collections.abc import Callable
 
@@ -12,7 +11,6 @@ import msgspec
 from syncline.scheduler.launch.kubernetes import seen
 from syncline.scheduler.launch.kubernetes.mirror import Spawn
 from syncline.scheduler.launch.kubernetes.plan import Raw
-from syncline.scheduler.launch.kubernetes.template import PROCESSES
 from syncline.scheduler.launch.launcher import Observed
 
 ASK = 1.0  # seconds between questions, and for an answer
@@ -23,7 +21,8 @@ class Inside:
 
     def __init__(self, pods: Callable[[], list[Raw]], ended: threading.Event, spawn: Spawn) -> None:
         self._pods, self._ended = pods, ended
-        self._views: dict[str, Observed] = {}
+        self._views: dict[str, Observed] = {}  # by pod's uid
+        self._lives: dict[str, Observed] = {}  # life of a container -> what it said last
         spawn("inside", self._follow)
 
     def views(self) -> seen.Inner:
@@ -32,28 +31,30 @@ class Inside:
 
     def _follow(self) -> None:
         while not self._ended.wait(ASK):
-            found: dict[str, Observed] = {}
+            known, found = self._lives, {}
+            self._lives = {}
             for pod in self._pods():
-                uid, ports = pod["metadata"]["uid"], entries(pod)
-                said = [
-                    answer for port in ports if (answer := _ask(pod["status"]["podIP"], port)) is not None
-                ]
-                if said:
-                    found[uid] = Observed(
-                        processes={name: view for one in said for name, view in one.processes.items()}
-                    )
-                elif ports and uid in self._views:
-                    found[uid] = self._views[uid]
+                uid, said = pod["metadata"]["uid"], []
+                for container, life in seen.entries(pod).items():
+                    address = pod["status"].get("podIP")
+                    answer = _ask(address, _port(pod, container)) if life and address else None
+                    answer = known.get(life) if answer is None else answer
+                    if answer is not None:
+                        self._lives[life] = answer
+                        said.append(answer)
+                found[uid] = Observed(
+                    processes={name: view for one in said for name, view in one.processes.items()}
+                )
             self._views = found
 
 
-def entries(pod: Raw) -> list[int]:
-    """Ports at which entries of this pod answer; none while it has no address."""
-    told: dict[str, list[str]] = json.loads(pod["metadata"].get("annotations", {}).get(PROCESSES, "{}"))
-    if not pod.get("status", {}).get("podIP") or seen.over(pod):
-        return []
-    containers = {container["name"]: container for container in pod["spec"]["containers"]}
-    return [containers[name]["ports"][0]["containerPort"] for name, names in told.items() if len(names) > 1]
+def _port(pod: Raw, container: str) -> int:
+    """Where the entry of a container answers."""
+    return int(
+        next(
+            one["ports"][0]["containerPort"] for one in pod["spec"]["containers"] if one["name"] == container
+        )
+    )
 
 
 def _ask(host: str, port: int) -> Observed | None:

@@ -108,7 +108,11 @@ class PodPlan(Part, frozen=True, kw_only=True):
 
     def image(self, role: str) -> str:
         """The role's image."""
-        images = {"rollout": self.images.rollout, "sync": self.images.sync, "colocated": self.images.colocated}
+        images = {
+            "rollout": self.images.rollout,
+            "sync": self.images.sync,
+            "colocated": self.images.colocated,
+        }
         return images.get(role, self.images.trainer)
 
     def text(self) -> str:

@@ -52,6 +52,17 @@ def plays(pod: Raw) -> dict[str, str]:
     return {played(pattern, number): name for name, patterns in told.items() for pattern in patterns}
 
 
+def entries(pod: Raw) -> dict[str, str]:
+    """Container in which several processes share an entry -> which life of it this is; "": it does not run."""
+    told: dict[str, list[str]] = json.loads(pod["metadata"].get("annotations", {}).get(PROCESSES, "{}"))
+    shared = [name for name, patterns in told.items() if len(patterns) > 1]
+    lives = {name: _status(pod, name).get("state", {}).get("running") for name in shared}
+    return {
+        name: "" if life is None else f"{pod['metadata']['uid']} {life.get('startedAt')}"
+        for name, life in lives.items()
+    }
+
+
 def pool_of(body: Raw) -> str:
     """The workload that this object is, or is of."""
     return str(body["metadata"].get("labels", {}).get(POOL, ""))
@@ -69,7 +80,8 @@ def count(pods: Iterable[Raw], inner: Inner, counts: Counts) -> dict[str, Count]
         uid = pod["metadata"]["uid"]
         for process, container in plays(pod).items():
             view = _inside(inner, uid, process)
-            lives = max(_lives(_status(pod, container)), 0 if view is None else view.starts)
+            shared = container in entries(pod)
+            lives = (0 if view is None else view.starts) if shared else _lives(_status(pod, container))
             found[process] = found.get(process, Count()).seen(uid, lives)
     return found
 
@@ -103,12 +115,16 @@ def _order(pod: Raw) -> tuple[bool, bool, str]:
 
 
 def _view(process: str, pod: Raw, container: str, inner: ProcessView | None, starts: int) -> ProcessView:
+    """A process as its container is, or where several share that, as their entry says; until it says, they wait."""
     status = _status(pod, container)
     running = status.get("state", {}).get("running")
     state: State = "waiting"
     if running is not None and not over(pod):
-        state = "stopping" if "deletionTimestamp" in pod["metadata"] else "running"
-        if state == "running" and inner is not None and inner.state != "running":
+        if "deletionTimestamp" in pod["metadata"]:
+            state = "stopping"
+        elif container not in entries(pod):
+            state = "running"
+        elif inner is not None:
             state = inner.state
     return ProcessView(
         name=process,
