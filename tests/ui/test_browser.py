@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 from stack import Stack
-from watched import SPEC, Watched
+from watched import SPEC, UPDATES, Watched
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
@@ -25,16 +25,14 @@ def to(page: Page, stack: Stack, place: str) -> None:
 
 
 def several_spans(stack: Stack, job: str) -> dict[str, Any]:
-    """A trained trajectory that more than one version sampled."""
-    after = ""
-    while True:
-        found = stack.get(f"/v1/jobs/{job}/trajectories?state=trained&limit=500{after}")
+    """The newest trained trajectory that more than one version sampled."""
+    for update in range(UPDATES, 0, -1):
+        found = stack.get(f"/v1/jobs/{job}/trajectories?state=trained&update={update}")
         for item in found["items"]:
             view: dict[str, Any] = stack.get(f"/v1/jobs/{job}/trajectories/{item['trajectory']}")
             if len({span["version"] for span in view["spans"]}) > 1:
                 return view
-        assert found["next"] is not None, "no trajectory has several versions: the test shows nothing"
-        after = f"&after={found['next']}"
+    raise AssertionError("no trajectory has several versions: the test shows nothing")
 
 
 def inspect(page: Page, stack: Stack, view: dict[str, Any]) -> None:
@@ -56,14 +54,14 @@ def panel(page: Page) -> dict[str, str]:
 def test_a_wrong_spec_is_told_key_by_key_and_a_right_one_is_watched_to_its_end(
     job: Watched, stack: Stack
 ) -> None:
-    line = SPEC.splitlines().index("updates = 12") + 1
+    line = SPEC.splitlines().index(f"updates = {UPDATES}") + 1
     assert re.search(rf"schedule\.updates should be greater than or equal to 1.*Line {line}", job.faults)
     assert re.search(r"schedule\.update is an unknown key.*did you mean schedule\.updates", job.faults)
     assert job.states[-1] == "succeeded"
     assert "running" in job.states
     told = stack.get(f"/v1/jobs/{job.id}/ledger")
     assert job.ledger == {name: told[name] for name in job.ledger}
-    assert job.ledger["trained"] == 12 * 4 * 4
+    assert job.ledger["trained"] == UPDATES * 4 * 8
 
 
 def test_events_go_on_where_they_broke_off(job: Watched) -> None:
@@ -104,8 +102,8 @@ def test_jobs_are_listed_with_their_progress(
     to(page, stack, "")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name=job.id))
     expect(row).to_contain_text("watched")
-    expect(row).to_contain_text("12 / 12")
-    expect(row.locator("progress")).to_have_js_property("value", 12)
+    expect(row).to_contain_text(f"{UPDATES} / {UPDATES}")
+    expect(row.locator("progress")).to_have_js_property("value", UPDATES)
     picture(page, "jobs")
 
 

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 from playwright.sync_api import FilePayload, Page, Request, expect
 from stack import Stack
 
-SPEC = """name = "watched"
+UPDATES = 40 if os.environ.get("SYNCLINE_PICTURES") else 12  # a picture of a reward has to show it rise
+SPEC = f"""name = "watched"
 
 [model]
 name = "tiny-moe"
 
 [task]
 environment = "characters"
-options = { game = "kind", length = 6, alphabet = "ab12" }
+options = {{ game = "kind", length = 48, alphabet = "ab12" }}
 
 [sampling]
 max_tokens = 48
-min_tokens = 40
 
 [batch]
 groups = 4
-group_size = 4
+group_size = 8
 
 [optimizer]
-lr = 5e-3
+lr = 1e-2
+warmup = 3
 
 [schedule]
 mode = "disjoint"
-updates = 12
-max_lag = 3
+updates = {UPDATES}
+max_lag = 2
 in_flight = "in_place"
 
 [rollout]
 workers = 2
-pace = [0.1, 0.1]
+pace = [0.5, 0.5]
 """
 
 
@@ -66,7 +69,7 @@ def submit_and_watch(page: Page, stack: Stack) -> Watched:
     page.get_by_role("link", name="Submit", exact=True).click()
     text = page.get_by_label("Or write the spec here")
     expect(text).not_to_be_empty()
-    text.fill(SPEC.replace("updates = 12", "updates = 0\nupdate = 12"))
+    text.fill(SPEC.replace(f"updates = {UPDATES}", "updates = 0\nupdate = 12"))
     page.get_by_role("button", name="Submit").click()
     faults = page.locator(".faults li")
     expect(faults).to_have_count(2)

@@ -11,6 +11,7 @@ export class Problem extends Error {
     this.name = "Problem";
     this.status = status;
     this.errors = body.errors || [];
+    this.passes = status >= 500 || status === 429;  // what may well go better a little later
   }
 }
 
@@ -65,7 +66,7 @@ export async function* events(path, cursor, signal, told) {
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof Problem && error.status < 500) throw error;
+      if (error instanceof Problem && !error.passes) throw error;
     } finally {
       signal.removeEventListener("abort", cut);
       line.abort();

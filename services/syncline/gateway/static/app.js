@@ -35,7 +35,7 @@ async function go() {
       return;
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof Problem && error.status < 500) { fill(main, el("h1", {}, "Nothing to show")); tell(error.message); return; }
+      if (error instanceof Problem && !error.passes) { fill(main, el("h1", {}, "Nothing to show")); tell(error.message); return; }
       if (!(error instanceof Problem || error instanceof TypeError)) throw error;
       tell(`${error instanceof Problem ? error.message : "The gateway cannot be reached"}. Trying again.`);
       await pause(2000, signal);

@@ -39,7 +39,7 @@ export async function jobPage(main, id, signal, tell) {
       if (!view.recorded) { fill(workers, el("p", { class: "none" }, "This job's streams are gone.")); return; }
       const found = await get(`${path}/workers`, signal);
       fill(workers, table("Rollout workers as they see themselves", ["Worker", "State", "Version", "Staged", "Running", "Waiting", "Tokens/s"],
-        found.items.map(w => [w.worker, w.why ? `${w.state}: ${w.why}` : w.state, w.version ?? "–", w.staged ?? "–", String(w.running), String(w.waiting), num(w.tokens_per_second)])));
+        found.items.map(w => [w.worker, w.why && w.why !== w.state ? `${w.state}: ${w.why}` : w.state, w.version ?? "–", w.staged ?? "–", String(w.running), String(w.waiting), num(w.tokens_per_second)])));
     },
     curves: () => curves.load(),
     stretch: () => stretch.load(),

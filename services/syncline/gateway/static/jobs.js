@@ -36,8 +36,8 @@ export async function jobsPage(main, signal, tell) {
       await show();
       tell("");
     } catch (error) {
-      if (signal.aborted || (error instanceof Problem && error.status < 500)) throw error;
-      tell("The gateway cannot be reached. Trying again.");
+      if (signal.aborted || (error instanceof Problem ? !error.passes : !(error instanceof TypeError))) throw error;
+      tell(`${error instanceof Problem ? error.message : "The gateway cannot be reached"}. Trying again.`);
     }
     await pause(2000, signal);
   }

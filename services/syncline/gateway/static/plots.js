@@ -1,15 +1,16 @@
 // Curves and timelines as SVG, drawn like the report's: named axes with units, and the same figures as a table.
 import { el, fill, num, svg, table, NONE } from "./dom.js";
 
-const WIDTH = 720, HEIGHT = 240, LEFT = 60, RIGHT = 12, TOP = 24, BOTTOM = 36;
+const HALF = 560, WIDE = 1140, HEIGHT = 240, LEFT = 60, RIGHT = 12, TOP = 24, BOTTOM = 36;
 
 /**
  * A line chart that can be drawn anew. `series`: [{ label, style, points: [{ x, from, y, low, high }] }], y null where
- * there is nothing. `unit` names the y axis, `powers` makes it logarithmic, `floor` and `ceiling` widen it.
+ * there is nothing. `unit` names the y axis, `powers` makes it logarithmic, `floor` and `ceiling` widen it; `wide` is
+ * for a plot that has a row of its own.
  */
 export class Lines {
-  constructor(title, { unit, xName, powers = false, floor = null, ceiling = null }) {
-    Object.assign(this, { title, unit, xName, powers, floor, ceiling, series: [] });
+  constructor(title, { unit, xName, powers = false, floor = null, ceiling = null, wide = false }) {
+    Object.assign(this, { title, unit, xName, powers, floor, ceiling, width: wide ? WIDE : HALF, series: [] });
     this.drawing = el("div", {});
     this.readout = el("p", { class: "readout" }, " ");
     this.rows = el("div", {});
@@ -25,11 +26,11 @@ export class Lines {
     this.tabulate();
     if (!known.length) { fill(this.drawing, el("p", { class: "none" }, "No data yet.")); return; }
     const all = known.flatMap(p => [p.low ?? p.y, p.high ?? p.y]).concat([this.floor, this.ceiling].filter(edge => edge !== null));
-    this.x = axis(Math.min(...known.map(p => p.x)), Math.max(...known.map(p => p.x)), LEFT, WIDTH - RIGHT, true);
+    this.x = axis(Math.min(...known.map(p => p.x)), Math.max(...known.map(p => p.x)), LEFT, this.width - RIGHT, true);
     this.y = axis(Math.min(...all), Math.max(...all), HEIGHT - BOTTOM, TOP);
     const told = `${this.title}, ${this.unit} by ${this.xName}. ${series.map(one => `${one.label}: ${lastOf(one)}`).join("; ")}`;
-    const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": told, onpointermove: event => this.point(event), onpointerleave: () => this.point(null) },
-      grid(this.x, this.y, this.xName, this.unit, this.powers), drawn.map(one => this.curve(one)));
+    const chart = svg("svg", { viewBox: `0 0 ${this.width} ${HEIGHT}`, role: "img", "aria-label": told, onpointermove: event => this.point(event), onpointerleave: () => this.point(null) },
+      grid(this), drawn.map(one => this.curve(one)));
     this.mark = svg("line", { class: "mark", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     chart.append(this.mark);
     fill(this.drawing, chart, legend(series.map(one => [one.label, one.style])));
@@ -56,7 +57,7 @@ export class Lines {
     const box = this.drawing.firstChild.getBoundingClientRect();
     const xs = [...new Set(this.series.flatMap(one => one.points.map(p => p.x)))];
     if (event === null || !xs.length) { this.mark.setAttribute("visibility", "hidden"); this.readout.textContent = " "; return; }
-    const at = (event.clientX - box.left) / box.width * WIDTH;
+    const at = (event.clientX - box.left) / box.width * this.width;
     const x = xs.reduce((best, one) => Math.abs(this.x.at(one) - at) < Math.abs(this.x.at(best) - at) ? one : best);
     for (const name of ["x1", "x2"]) this.mark.setAttribute(name, this.x.at(x).toFixed(1));
     this.mark.setAttribute("visibility", "visible");
@@ -84,8 +85,8 @@ const lastOf = one => { const known = one.points.filter(p => p.y !== null); retu
 /** Rows of bars: `rows` [{ label, bars: [{ start, end, style, title, text }] }] from `start` to `end`, unix seconds. */
 export function timeline(title, rows, start, end) {
   if (start === null || end <= start || !rows.some(row => row.bars.length)) return el("p", { class: "none" }, "Nothing has happened yet.");
-  const tall = 24, left = 96, height = TOP + tall * rows.length + BOTTOM, x = axis(0, end - start, left, WIDTH - RIGHT, true);
-  const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `${title}, over ${num(end - start)} seconds` });
+  const tall = 24, left = 96, height = TOP + tall * rows.length + BOTTOM, x = axis(0, end - start, left, WIDE - RIGHT, true);
+  const chart = svg("svg", { viewBox: `0 0 ${WIDE} ${height}`, role: "img", "aria-label": `${title}, over ${num(end - start)} seconds` });
   for (const tick of x.ticks) {
     chart.append(svg("line", { class: "grid", x1: x.at(tick), x2: x.at(tick), y1: TOP, y2: height - BOTTOM }),
       svg("text", { x: x.at(tick), y: height - BOTTOM + 14, "text-anchor": "middle" }, num(tick)));
@@ -99,7 +100,7 @@ export function timeline(title, rows, start, end) {
       if (bar.text && wide > 7 * bar.text.length + 6) chart.append(svg("text", { class: "in", x: (from + 4).toFixed(1), y: y + tall * 0.62 }, bar.text));
     }
   });
-  chart.append(svg("text", { x: (left + WIDTH) / 2, y: height - 4, "text-anchor": "middle" }, "seconds"));
+  chart.append(svg("text", { x: (left + WIDE) / 2, y: height - 4, "text-anchor": "middle" }, "seconds"));
   return chart;
 }
 
@@ -118,13 +119,13 @@ function axis(low, high, start, end, exact = false) {
   return { at: value => start + (value - low) / (high - low) * (end - start), ticks };
 }
 
-function grid(x, y, xName, unit, powers) {
+function grid({ x, y, xName, unit, powers, width }) {
   const bottom = HEIGHT - BOTTOM;
   return [
-    ...y.ticks.flatMap(tick => [svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y.at(tick), y2: y.at(tick) }),
+    ...y.ticks.flatMap(tick => [svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y.at(tick), y2: y.at(tick) }),
       svg("text", { x: LEFT - 6, y: y.at(tick) + 4, "text-anchor": "end" }, num(powers ? 10 ** tick : tick, 2))]),
     ...x.ticks.filter(Number.isInteger).map(tick => svg("text", { x: x.at(tick), y: bottom + 14, "text-anchor": "middle" }, num(tick))),
-    svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, xName),
+    svg("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, xName),
     svg("text", { x: 4, y: 12 }, unit),
   ];
 }

@@ -27,7 +27,7 @@ export async function trajectoryPage(main, id, wanted, signal, tell) {
       panel),
     el("section", {}, el("h2", {}, "Spans"), table("Which version sampled which tokens", ["Tokens", "Version", "Digest", "Worker", "Context", "Adapter"],
       t.spans.map(s => [`${s.start} to ${s.end - 1}`, s.version, s.digest.slice(0, 12), s.worker, s.context, s.adapter || NONE]))),
-    el("section", {}, el("h2", {}, "Trace"), el("p", {}, "Trace ", el("code", {}, trace), " ", opened(`api/traces/${trace}`, "as JSON", `trace-${trace}.json`)),
+    el("section", {}, el("h2", {}, "Trace"), el("p", {}, "Trace ", el("code", {}, trace), " ", opened(`tempo/api/traces/${trace}`, "as JSON", `trace-${trace}.json`)),
       table("Hops, earlier attempts included", ["Hop", "By", "After", "Took", "Details"], t.hops.map(hop => [hop.hop, hop.instance || hop.service,
         since(hop.at, t.hops[0].at), hop.seconds === null ? NONE : `${num(hop.seconds * 1000)}\u00a0ms`,
         Object.entries(hop.attributes).filter(([name]) => name !== "trajectory").map(([name, value]) => `${name}=${String(value).slice(0, 24)}`).join(" ")]))));
