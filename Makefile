@@ -24,7 +24,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang
+.PHONY: run test set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -77,6 +77,10 @@ chaos: $(VENV)/.installed-dev
 ## the Megatron engine against megatron-core itself, on CPU: several ranks as processes
 test-megatron: $(VENV)/.installed-megatron
 	$(BIN)/python -m pytest -q tests/megatron --durations=15
+
+## chart, images and compose file, the long form too: helm's test runs a job
+test-chart: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q tests/chart --durations=15
 
 clean:
 	rm -rf $(VENV) $(SGLANG) runs

