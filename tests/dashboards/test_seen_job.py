@@ -195,3 +195,6 @@ def test_nothing_was_lost_and_the_numbers_say_so(seen: Seen, spans: list[SpanRec
     lost = seen.prometheus.range('max by (why) (syncline_spans_missing{why=~"incomplete|skewed|links"})')
     assert {one["metric"]["why"] for one in lost} == {"incomplete", "skewed", "links"}
     assert all(float(value) == 0 for one in lost for _, value in one["values"])
+    errands = seen.prometheus.newest('syncline_spans_total{service="errands"}')
+    rewarded = sum(span.name == "token.rewarded" for span in spans)
+    assert list(errands.values()) == [rewarded], "the hops of a Celery worker's children are counted"

@@ -193,6 +193,37 @@ tracing.shutdown()
     assert len(spans) == 2
 
 
+def test_a_parent_counts_what_its_children_told_and_lost(tmp_path: Path) -> None:
+    """Also of a child that was killed: what it had not written stays missing."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from syncline.contract.token_path import ADMITTED
+from syncline.runtime import tracing
+tracing.setup("errands", "errands", Path({str(tmp_path / "t.sqlite")!r}), None)
+told = dict(job="j1", trajectory="t", update=1, lag=0)
+for killed in (False, True):
+    child = os.fork()
+    if child == 0:
+        tracing.record(ADMITTED, None, 2.0, 1.0, **told)
+        tracing.flush()
+        tracing.record(ADMITTED, None, 0.0, 1.0, **told)
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        tracing.shutdown()
+        os._exit(0)
+    os.waitpid(child, 0)
+tracing.record(ADMITTED, None, 0.0, 1.0, **told)
+tracing.flush()
+print(tracing.ended(), tracing.losses())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "5 {'store': 1, 'incomplete': 0, 'skewed': 2, 'links': 0}\n", done.stderr
+    assert len(spans_of(tmp_path / "t.sqlite", job="j1")) == 4
+
+
 def test_spans_that_the_store_cannot_take_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401
 import logging
 import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from syncline.contract.token_path import TOKEN_PATH
 from syncline.contract.validation import VALIDATION_PATH
 from syncline.contract.version_path import VERSION_PATH, VersionId
 from syncline.runtime.trace_store import SpanRecord, parse_traceparent, read_trace, spans_of, traceparent_of
+from syncline.runtime.tracing_counts import Counts
 from syncline.runtime.tracing_exporters import Counted, StoreExporter, otlp_exporter
 
 __all__ = [
@@ -62,12 +62,8 @@ class _Tracing:
     """The process's provider with its exporters, and what it has lost."""
 
     def __init__(self, service: str, instance: str, store: Path | None, otlp: str | None) -> None:
-        self.ended = 0
-        self._lock = threading.Lock()
-        self.exporters: dict[str, Counted] = {}
-        self.incomplete = 0
-        self.skewed = 0
-        self.links = 0
+        self.exporters = [name for name, given in (("store", store), ("otlp", otlp)) if given is not None]
+        self.counts = Counts(["ended", "incomplete", "skewed", "links", *self.exporters])
         self.provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource({SERVICE_NAME: service, SERVICE_INSTANCE_ID: instance}),
@@ -82,13 +78,8 @@ class _Tracing:
             self._add("otlp", otlp_exporter(f"{otlp.rstrip('/')}/v1/traces"))
         self.tracer: otel.Tracer = self.provider.get_tracer("syncline")
 
-    def count_ended(self) -> None:
-        """One more span that every exporter should take."""
-        with self._lock:
-            self.ended += 1
-
     def _add(self, name: str, exporter: SpanExporter) -> None:
-        counted = self.exporters[name] = Counted(exporter)
+        counted = Counted(exporter, name, self.counts)
         batch = BatchSpanProcessor(counted, _QUEUE, schedule_delay_millis=500, max_export_batch_size=512)
         self.provider.add_span_processor(batch)
 
@@ -113,23 +104,26 @@ def shutdown() -> None:
     """Flush and stop. Says in the log what was lost; later spans are not kept."""
     _state.provider.force_flush()
     _state.provider.shutdown()
-    lost = {name: count for name, count in losses().items() if count}
+    lost = {name: count for name, count in _losses(_state.counts.own).items() if count}
     if lost:
         _LOG.warning("tracing ends with losses: %s", lost)
 
 
 def ended() -> int:
-    """Spans that this process has ended."""
-    return _state.ended
+    """Spans that this process and its children have ended."""
+    return _state.counts.total("ended")
 
 
 def losses() -> dict[str, int]:
     """What the view lacks: spans ended and not (yet) taken, by exporter name; `incomplete`: hops that closed
     with wrong attributes; `skewed`: spans told with an end before their start (the wall clock was set back);
-    `links`: of those that one span may have, what was beyond."""
-    missing = {name: _state.ended - exporter.taken for name, exporter in _state.exporters.items()}
-    counted = {"incomplete": _state.incomplete, "skewed": _state.skewed, "links": _state.links}
-    return {**missing, **counted}
+    `links`: of those that one span may have, what was beyond. Of this process and its children."""
+    return _losses(_state.counts.total)
+
+
+def _losses(count: Callable[[str], int]) -> dict[str, int]:
+    missing = {name: count("ended") - count(name) for name in _state.exporters}
+    return {**missing, **{name: count(name) for name in ("incomplete", "skewed", "links")}}
 
 
 def new_traceparent() -> str:
@@ -162,8 +156,8 @@ class OpenHop:
         story = f"hop {self._hop.name} closed without attributes {missing} and with undeclared {extra}"
         if os.environ.get("SYNCLINE_STRICT") == "1":
             raise HopIncomplete(story)
-        _state.incomplete += 1
-        if _state.incomplete == 1:
+        _state.counts.add("incomplete")
+        if _state.counts.own("incomplete") == 1:
             _LOG.warning("%s (later ones are only counted)", story)
 
 
@@ -204,7 +198,7 @@ def record(
     A wall clock that was set back between them is counted as a skewed span without duration.
     """
     if end < start:
-        _state.skewed += 1
+        _state.counts.add("skewed")
         end = start
     opened = OpenHop(hop, _start(hop, parent, links, int(start * 1e9)))
     opened.set(**attributes)
@@ -225,10 +219,10 @@ def _start(hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) ->
 
 
 def _end(opened: OpenHop, at_ns: int) -> None:
-    _state.count_ended()
+    _state.counts.add("ended")
     opened._span.end(at_ns)
-    if isinstance(opened._span, ReadableSpan):
-        _state.links += opened._span.dropped_links
+    if isinstance(opened._span, ReadableSpan) and opened._span.dropped_links:
+        _state.counts.add("links", opened._span.dropped_links)
 
 
 def _value(value: Given) -> Plain:

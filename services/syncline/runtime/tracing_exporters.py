@@ -13,21 +13,22 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from syncline.runtime.trace_store import SpanRecord, TraceStore, attribute_of, traceparent_of
+from syncline.runtime.tracing_counts import Counts
 
 _LOG = logging.getLogger(__name__)
 
 
 class Counted(SpanExporter):
-    """Counts spans that an exporter took."""
+    """Counts spans that an exporter took, under its `name`."""
 
-    def __init__(self, inner: SpanExporter) -> None:
+    def __init__(self, inner: SpanExporter, name: str, counts: Counts) -> None:
         self.inner = inner
-        self.taken = 0
+        self._name, self._counts = name, counts
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self.inner.export(spans)
         if result is SpanExportResult.SUCCESS:
-            self.taken += len(spans)
+            self._counts.add(self._name, len(spans))
         return result
 
     def shutdown(self) -> None:
