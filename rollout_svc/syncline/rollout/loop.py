@@ -42,7 +42,8 @@ def main(context: ServiceContext) -> None:
             worker.fail(trajectory, why)
         worker.probes.sampled(worker.publish())
         worker.teller.tell()
-        context.ready(worker.engine.serving is not None, worker.teller.why() or "asleep")
+        unready = worker.teller.unready()
+        context.ready(unready == "", unready)
     leave(worker, time.monotonic() + context.settings.drain)
     worker.tools.close()
     worker.orders.close()
@@ -51,7 +52,7 @@ def main(context: ServiceContext) -> None:
 def leave(worker: Worker, end: float) -> None:
     """Let what runs end until the monotonic second `end`, begin nothing, and hand back what is left."""
     while worker.engine.running and time.monotonic() < end:
-        worker.intake.keep_alive()
+        give_up_lost(worker)
         worker.sessions.take(worker.engine.step())
         worker.publish()
     worker.intake.hand_back()
@@ -60,12 +61,17 @@ def leave(worker: Worker, end: float) -> None:
 
 def take_work(worker: Worker) -> None:
     """Begin what may begin. From the ledger's `go` to the prefill in the next step, no version is committed."""
-    for lost in (*worker.intake.keep_alive(), *worker.guests.look()):
-        worker.engine.abort(lost)
-        worker.sessions.forget(lost)
+    give_up_lost(worker)
     serving = worker.engine.serving
     if serving is None or not worker.residence.gate_open:
         return
     worker.guests.take(serving, worker.room, not worker.intake.held, worker.submit)
     worker.intake.take(worker.room)
     worker.intake.begin(serving[0], worker.room, worker.submit)
+
+
+def give_up_lost(worker: Worker) -> None:
+    """Say that this worker lives, and stop what was taken over from it."""
+    for lost in (*worker.intake.keep_alive(), *worker.guests.look()):
+        worker.engine.abort(lost)
+        worker.sessions.forget(lost)

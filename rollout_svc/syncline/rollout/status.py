@@ -8,7 +8,7 @@ from collections import deque
 from typing import Literal
 
 from syncline.contract.events import WorkerStatus
-from syncline.contract.streams import WORKERS
+from syncline.contract.streams import CLAIMS, WORKERS
 from syncline.rollout.engine import RolloutEngine
 from syncline.rollout.intake import Intake
 from syncline.rollout.orders import Orders
@@ -33,7 +33,9 @@ class Teller:
         job: str,
         name: str,
         incarnation: str,
+        max_lag: int,
     ) -> None:
+        self._claims, self._max_lag, self._claimed = CLAIMS.at(job), max_lag, -1
         self._bus, self._engine, self._intake = bus, engine, intake
         self._orders, self._residence = orders, residence
         self._key, self._name, self._incarnation = WORKERS.at(job), name, incarnation
@@ -49,6 +51,7 @@ class Teller:
         if now < self._told + PERIOD and not now_at_once:
             return
         self._told = now
+        self._claimed = int(self._bus.hget(self._claims, "version") or -1)
         self._bus.hset(self._key, self._name, pack(self.status()))
 
     def status(self) -> WorkerStatus:
@@ -79,6 +82,17 @@ class Teller:
         if not self._residence.awake:
             return "asleep"
         return self._orders.trouble or ("no verified version" if self._engine.serving is None else "")
+
+    def unready(self) -> str:
+        """Why a probe finds this worker unready; "" while it holds a verified version inside the bound, or sleeps by
+        order. A version is outside once whatever was sampled under it could only be trained over the bound.
+        """
+        if not self._residence.awake and not self._residence.waits_for_device:
+            return ""
+        serving = self._engine.serving
+        if serving is not None and serving[0].number + self._max_lag <= self._claimed:
+            return f"version {serving[0]} is behind the bound: {self._claimed} is trained already"
+        return self.why()
 
     def _state(self) -> Literal["empty", "serving", "draining", "asleep", "out"]:
         if not self._residence.awake:

@@ -153,7 +153,15 @@ def assemble(context: ServiceContext) -> Worker:
         publisher=publisher,
         prompter=Prompter(environment, codec, spec, engine.describe().experts is not None),
         teller=Teller(
-            bus, engine, intake, orders, residence, job=job, name=name, incarnation=context.incarnation
+            bus,
+            engine,
+            intake,
+            orders,
+            residence,
+            job=job,
+            name=name,
+            incarnation=context.incarnation,
+            max_lag=spec.schedule.max_lag,
         ),
         pace=Pace(pace_of(spec, name), context.stopping),
         inbox=Inbox(bus, job, residence, orders, probes),

@@ -140,7 +140,7 @@ JOB = Key(
     readers=("gateway", "scheduler", "rollout", "trainer", "sync", "errands"),
     ends="with the job",
     says="resolved spec (JSON), its hash, state, reason, waits (JSON), created, started, ended, folder; `judge`: "
-    "`judging.JudgeStatus` (JSON), by errands",
+    "`judging.JudgeStatus` (JSON), and `sandbox`: walls that do not stand around its code, both by errands; `tenant`",
 )
 MACHINE = Key(
     name="machine",
@@ -267,7 +267,7 @@ CLAIMS = Key(
     scope="job",
     kind="hash",
     writers=("trainer",),
-    readers=("trainer", "scheduler", "gateway"),
+    readers=("trainer", "scheduler", "gateway", "rollout"),
     ends="with the job",
     says="update -> trajectory ids claimed for it and not yet in a segment; field `version`: version being updated",
 )

@@ -1,0 +1,103 @@
+"""What a worker owes those who keep it: to go when it is told, with nothing kept back, and to say when it is ready."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+from pathlib import Path
+
+import msgspec
+from waiting import wait_until
+from worker_world import World, world
+
+from syncline.contract import events
+from syncline.contract.streams import CLAIMS, HEARTBEAT
+from syncline.runtime.bus import unpack
+
+IDLE = 300.0  # seconds of silence before others take over: more than a test may take
+
+
+def samples(w: World) -> bool:
+    status = w.status()
+    return status is not None and status.running > 4
+
+
+def test_a_worker_told_to_stop_hands_back_what_it_holds(redis_url: str, job: str, tmp_path: Path) -> None:
+    """Others take it at once, and not when they would have had to think it dead."""
+    pace, limits = {"pace": [0.05, 1.0]}, {"worker_idle": IDLE}
+    with world(redis_url, job, tmp_path, rollout=pace, limits=limits) as w:
+        process = w.start("w0")
+        w.phase()
+        w.install(0)
+        wanted = w.submit(3)
+        wait_until(lambda: samples(w), 30, "w0 samples")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        w.start("w1")
+        w.install(0, "w1")
+        records = w.wait_published(wanted)
+        assert {record.spans[0].worker for record in records.values() if record.attempt == 2} == {"w1"}
+        assert max(record.attempt for record in records.values()) == 2
+
+
+def test_a_worker_with_time_to_drain_ends_what_it_began(redis_url: str, job: str, tmp_path: Path) -> None:
+    with world(redis_url, job, tmp_path, rollout={"pace": [0.3, 1.0]}, limits={"worker_idle": IDLE}) as w:
+        w.settings = msgspec.structs.replace(w.settings, drain=60.0)
+        process = w.start("w0")
+        w.phase()
+        w.install(0)
+        wanted = w.submit(3)
+        wait_until(lambda: samples(w), 30, "w0 samples")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        begun = {entry.trajectory for entry in w.ledger.entries(wanted).values() if entry.worker == "w0"}
+        published = {record.trajectory: record.attempt for record in w.published()}
+        assert len(begun) > 4
+        assert published == dict.fromkeys(begun, 1)
+
+
+def test_ready_means_a_verified_version_inside_the_bound_or_sleep_by_order(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    with world(redis_url, job, tmp_path, schedule={"max_lag": 2}) as w:
+        w.start("w0")
+        w.phase()
+        assert "no verified version" in unready(w, "no verified version")
+        w.install(0)
+        ready(w)
+        w.bus.hset(CLAIMS.at(job), "version", "1")
+        ready(w)
+        w.bus.hset(CLAIMS.at(job), "version", "2")  # what is sampled now could only be trained with lag 3
+        assert "behind the bound" in unready(w, "behind the bound")
+        w.install(1)
+        ready(w)
+        asleep = w.phase(rollout="asleep", gate="shut")
+        w.event(events.Slept, lambda event: event.seq == asleep)
+        ready(w)
+        assert ask(w, "/started")[0] == ask(w, "/health")[0] == 200
+
+
+def ready(w: World) -> None:
+    wait_until(lambda: ask(w, "/ready")[0] == 200, 30, "ready")
+
+
+def unready(w: World, why: str) -> str:
+    """What the probe says, once it says so."""
+    return str(
+        wait_until(lambda: (s := ask(w, "/ready"))[0] == 503 and why in s[1] and s[1], 30, f"unready: {why}")
+    )
+
+
+def ask(w: World, path: str) -> tuple[int, str]:
+    """(status, why) of the worker's health endpoint."""
+    key = HEARTBEAT.at(f"{w.job}/rollout/w0")
+    beat = unpack(wait_until(lambda: w.bus.get(key), 30, "a heartbeat"), events.Heartbeat)
+    assert beat.port is not None
+    connection = http.client.HTTPConnection("127.0.0.1", beat.port, timeout=5)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, str(json.loads(answer.read())["why"])
+    finally:
+        connection.close()
