@@ -11,6 +11,7 @@ import pytest
 import yaml
 from chart_tools import ROOT, compose, ran
 
+from syncline.gateway.tempo import router as tempo_routes
 from syncline.runtime.settings import Settings
 
 FILE = ROOT / "docker-compose.yml"
@@ -117,11 +118,13 @@ def part(name: str) -> Any:
 def test_spans_have_a_way_to_grafana() -> None:
     """Process -> collector -> Tempo -> data source: each names the next by host and port."""
     otel, tempo = part("otel.yaml"), part("tempo.yaml")
-    sources = {source["type"]: source for source in part("grafana/datasources.yaml")["datasources"]}
+    sources = {source["uid"]: source for source in part("grafana/datasources.yaml")["datasources"]}
     assert otel["receivers"]["otlp"]["protocols"]["http"]["endpoint"].endswith(":4318")
     assert otel["exporters"]["otlphttp"]["endpoint"] == "http://tempo:4318"
     assert tempo["distributor"]["receivers"]["otlp"]["protocols"]["http"]["endpoint"].endswith(":4318")
     assert sources["tempo"]["url"] == f"http://tempo:{tempo['server']['http_listen_port']}"
+    assert sources["syncline"]["url"] == "http://gateway:8080/tempo"
+    assert any(route.path.startswith("/tempo/api/") for route in tempo_routes.routes)
     pipeline = otel["service"]["pipelines"]["traces"]
     for kind in ("receivers", "processors", "exporters"):
         assert set(pipeline[kind]) <= set(otel[kind])
