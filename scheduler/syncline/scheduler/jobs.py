@@ -221,6 +221,10 @@ class Job:
                 watch.plan += 1
             case e.Alarm(update=update, what=what):
                 self._bus.hset(JOB.at(self.job), "alarm", f"update {update}: {what}")
+            case e.VersionRefused(version=version, active=active, reason=reason):
+                story = f"version {version} is not active and never will be, {active} serves on: {reason}"
+                self._tools.log.warning("%s: %s", self.job, story)
+                self._bus.hset(JOB.at(self.job), "alarm", story)
             case e.Slept(who=who, resident=resident, baseline=baseline) if resident > LEAK * baseline:
                 story = "%s: %s sleeps and still holds %d MB, it began with %d MB"
                 self._tools.log.warning(story, self.job, who, resident >> 20, baseline >> 20)

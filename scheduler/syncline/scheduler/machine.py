@@ -184,6 +184,10 @@ def _absorb(state: State, event: e.Event) -> State:
             return change(state, minted=_newer(state.minted, version))
         case e.Active(version=version):
             return change(state, active=_newer(state.active, version))
+        case e.VersionRefused(version=version, reason=reason) if version.number >= state.updates:
+            return _fail(state, f"version {version}, the last,", f"is refused: {reason}")
+        case e.VersionRefused(version=version) if state.active is not None and version > state.active:
+            return change(state, refused=_newer(state.refused, version))
         case e.SwitchTo(mode=mode):
             return change(state, wanted=mode)
         case e.Pause():

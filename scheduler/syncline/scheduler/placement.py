@@ -10,6 +10,7 @@ from syncline.contract.job import JobSpec
 from syncline.scheduler.launch.launcher import Placement, Process
 from syncline.scheduler.stages import TRAINER, State
 
+VALIDATOR = "validator"
 Commands = Mapping[str, tuple[str, ...]]
 COMMANDS: Commands = {
     service: (sys.executable, "-m", f"syncline.{module}")
@@ -18,10 +19,11 @@ COMMANDS: Commands = {
         ("trainer", "trainer"),
         ("sync", "sync"),
         ("validation", "lab.validation"),
+        ("validator", "lab.validator"),
     )
 }
 """What to run for each service of a job."""
-POD_COMMANDS: Commands = {service: ("python", "-m", f"syncline.{service}") for service in COMMANDS}
+POD_COMMANDS: Commands = {service: ("python", *words[1:]) for service, words in COMMANDS.items()}
 """The same inside an image."""
 
 
@@ -30,9 +32,14 @@ def workers(spec: JobSpec) -> tuple[str, ...]:
     return tuple(f"w{i}" for i in range(spec.rollout.workers))
 
 
+def proves(spec: JobSpec) -> bool:
+    """Whether each version must pass level 6 of the validation ladder before it is active."""
+    return bool(spec.validation.before_active)
+
+
 def processes(spec: JobSpec) -> tuple[str, ...]:
-    """Names of all processes of a job: its engines, and sync."""
-    return (*workers(spec), TRAINER, "sync")
+    """Names of all processes of a job: its engines, sync, and what proves versions."""
+    return (*workers(spec), TRAINER, "sync", *((VALIDATOR,) if proves(spec) else ()))
 
 
 def place(
@@ -56,10 +63,11 @@ def place(
             env={**common, **more},
             log=folder / "logs" / f"{name}.log",
             role=service,
-            devices="shared" if state.mode == "colocated" and service != "sync" else "",
+            devices="shared" if state.mode == "colocated" and service in ("rollout", "trainer") else "",
             start=spec.limits.worker_start,
         )
 
     fleet: Sequence[Process] = [process(name, "rollout", SYNCLINE_WORKER=name) for name in workers(spec)]
     trainers = [process(TRAINER, "trainer")] if TRAINER in state.engines else []
-    return Placement(processes=(*fleet, *trainers, process("sync", "sync")))
+    validators = [process(VALIDATOR, VALIDATOR)] if proves(spec) else []
+    return Placement(processes=(*fleet, *trainers, process("sync", "sync"), *validators))

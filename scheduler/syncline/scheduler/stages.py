@@ -60,6 +60,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     hearers: int = 0  # rollout workers that have acknowledged any order since `gate_since`
     minted: VersionId | None = None
     active: VersionId | None = None
+    refused: VersionId | None = None  # newest version that will never be active: the next has its own chance
     base: VersionId | None = None  # newest version when `train` began
     batch: bool = False  # a batch waits, seen since the gate last opened
     short: bool = False  # no batch can be claimed, seen since the trainer was woken
@@ -155,8 +156,10 @@ def restored(text: bytes) -> State:
 
 
 def version_waits(state: State) -> bool:
-    """Whether the newest version is not active yet."""
-    return state.minted is not None and (state.active is None or state.active < state.minted)
+    """Whether the newest version is not active yet, and still may be."""
+    if state.minted is None or (state.refused is not None and state.refused >= state.minted):
+        return False
+    return state.active is None or state.active < state.minted
 
 
 FACTS: Mapping[str, Callable[[State], bool]] = {

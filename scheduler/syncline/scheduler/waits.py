@@ -88,5 +88,7 @@ def _stage(spec: JobSpec, state: State, stage: Stage) -> tuple[str, str, float, 
             return "device", TRAINER, patience, "the trainer loads its engine"
         case "sync" | "join":
             # twice the limit that sync itself keeps: this one is for a sync service that does nothing at all
-            return "activation", "sync", 2 * limits.activation_wait, f"{version} becomes active"
+            proof = "passes level 6 and " if spec.validation.before_active else ""
+            owner = "sync, validator" if proof else "sync"
+            return "activation", owner, 2 * limits.activation_wait, f"{version} {proof}becomes active"
     return None

@@ -133,7 +133,7 @@ class Control:
         for id, minted in self._mail.new(MINTED, Minted):
             self._hear(id, minted)
         proven = any(offer.ended == "active" for offer in self.state.offers.values())
-        for version in self.state.pending:
+        for version in self._proofs.next(self.state):
             minted = self._entries[version][1]
             record = self._records.of(minted)
             try:

@@ -44,6 +44,14 @@ class Proofs:
         )
         self._bus.append(self._key, wanted, cap=CAP)
 
+    def next(self, state: State) -> tuple[VersionId, ...]:
+        """Minted versions to publish now: none while one is proved, which the newer would take the place of.
+
+        A fleet that is not brought to a version as soon as it holds has none to go on with if the next one is refused.
+        """
+        undecided = any(offer.proof == "wanted" and not offer.ended for offer in state.offers.values())
+        return () if undecided else state.pending
+
     def told(self) -> list[Proved]:
         """What the validator has said since the last call."""
         if not self.needed:
