@@ -24,7 +24,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart
+.PHONY: run test test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -32,7 +32,7 @@ run: $(VENV)/.installed
 
 # suites that only compute: none measures a pause or counts processes, so several files may run at once
 TOGETHER := $(addprefix tests/,chart contract exporting lab ladder layout numerics report sync trainer)
-PYTEST := $(BIN)/python -m pytest -q -m "not long and not sglang and not megatron" --durations=15
+PYTEST := $(BIN)/python -m pytest -q -m "not long and not sglang and not megatron and not browser" --durations=15
 
 ## everything that must hold before a change goes in
 test: $(VENV)/.installed-dev lint types
@@ -73,6 +73,17 @@ bench: $(VENV)/.installed
 ## kill each service in turn while a job runs
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/loop -k may_die
+
+## the gateway's page in headless Chromium, over a real job
+test-browser: $(VENV)/.installed-dev
+	@command -v chromium >/dev/null || { [[ $$(id -u) -eq 0 ]] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	  apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } || { \
+	  echo "this needs Chromium (Debian: apt-get install chromium fonts-dejavu-core)" >&2; exit 1; }
+	$(BIN)/python -m pytest -q tests/ui -m browser --durations=15
+
+## the same, keeping what docs/ui.md shows
+pictures: export SYNCLINE_PICTURES := docs/images
+pictures: test-browser
 
 ## the Megatron engine against megatron-core itself, on CPU: several ranks as processes
 test-megatron: $(VENV)/.installed-megatron

@@ -84,7 +84,7 @@ async function live(path, cursor, signal, line, keeper, showLedger) {
     else if (event.name === "ledger") { showLedger(event.data); keeper.want("workers"); }
     else if (event.name === "state") keeper.want("view");
     else if (event.name === "event" && ["minted", "active", "worker_lost"].includes(event.data.type)) keeper.want("stretch");
-    else if (event.name === "end") { line.textContent = "ended"; await keeper.all(); return; }
+    else if (event.name === "end") { await keeper.all(); line.textContent = "ended"; return; }
   }
 }
 

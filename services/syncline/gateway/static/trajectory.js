@@ -19,18 +19,18 @@ export async function trajectoryPage(main, id, wanted, signal, tell) {
     facts([["Reward", t.reward === null ? NONE : t.reward.state === "scored" ? num(t.reward.value) : `${t.reward.state}: ${t.reward.reason}`],
       ["Advantage", num(t.advantage)], ["Update", t.update === null ? "not claimed yet" : String(t.update)], ["Lag", t.lag === null ? NONE : String(t.lag)],
       ["Finish", t.finish], ["Attempt", String(t.attempt)], ["Log-probs", `${t.convention.logprob}, temperature ${num(t.convention.temperature)}`]]),
-    el("div", { class: "inspector" },
+    el("div", { class: "inspector" }, el("div", { class: "told" },
       el("section", {}, el("h2", { id: "text-title" }, "Text"),
         el("p", { id: "keys" }, "Each token in the colour of the version that sampled it. Arrow keys go from token to token and line to line, ",
           "Page Up and Page Down from span to span; hovering shows a token, Enter or a click keeps it."),
         tokens.legend, tokens.list, tokens.more),
-      panel),
-    el("section", {}, el("h2", {}, "Spans"), table("Which version sampled which tokens", ["Tokens", "Version", "Digest", "Worker", "Context", "Adapter"],
-      t.spans.map(s => [`${s.start} to ${s.end - 1}`, s.version, s.digest.slice(0, 12), s.worker, s.context, s.adapter || NONE]))),
-    el("section", {}, el("h2", {}, "Trace"), el("p", {}, "Trace ", el("code", {}, trace), " ", opened(`tempo/api/traces/${trace}`, "as JSON", `trace-${trace}.json`)),
-      table("Hops, earlier attempts included", ["Hop", "By", "After", "Took", "Details"], t.hops.map(hop => [hop.hop, hop.instance || hop.service,
-        since(hop.at, t.hops[0].at), hop.seconds === null ? NONE : `${num(hop.seconds * 1000)}\u00a0ms`,
-        Object.entries(hop.attributes).filter(([name]) => name !== "trajectory").map(([name, value]) => `${name}=${String(value).slice(0, 24)}`).join(" ")]))));
+      el("section", {}, el("h2", {}, "Spans"), table("Which version sampled which tokens", ["Tokens", "Version", "Digest", "Worker", "Context", "Adapter"],
+        t.spans.map(s => [`${s.start} to ${s.end - 1}`, s.version, s.digest.slice(0, 12), s.worker, s.context, s.adapter || NONE]))),
+      el("section", {}, el("h2", {}, "Trace"), el("p", {}, "Trace ", el("code", {}, trace), " ", opened(`tempo/api/traces/${trace}`, "as JSON", `trace-${trace}.json`)),
+        table("Hops, earlier attempts included", ["Hop", "By", "After", "Took", "Details"], t.hops.map(hop => [hop.hop, hop.instance || hop.service,
+          since(hop.at, t.hops[0].at), hop.seconds === null ? NONE : `${num(hop.seconds * 1000)}\u00a0ms`,
+          Object.entries(hop.attributes).filter(([name]) => name !== "trajectory").map(([name, value]) => `${name}=${String(value).slice(0, 24)}`).join(" ")])))),
+      panel));
   await tokens.load();
   await tokens.begin(wanted);
 }
