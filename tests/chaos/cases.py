@@ -16,6 +16,9 @@ from lives import Story, harmed, live
 from own_redis import OwnRedis
 from tally import Failure, Recorded
 
+from syncline.runtime.bus import BusDown, CommandRefused
+from syncline.runtime.ledger import LedgerBroken
+
 TRAINER, MESSAGES = "trainer", "messages and Redis"
 
 
@@ -42,7 +45,7 @@ def run(case: str, seed: int, recorded: Recorded, url: str) -> None:
     try:
         story = _story(case, seed, job, harm, server)
         note(recorded, case, seed, story, MESSAGES if harm else TRAINER)
-    except AssertionError as error:
+    except (AssertionError, CommandRefused, BusDown, LedgerBroken) as error:
         level = MESSAGES if harm else TRAINER
         row = recorded.row(level, rest.rpartition(":")[0] if kind == "point" else rest or "killed again and again")
         row.injections += 1

@@ -150,7 +150,7 @@ class Commands(ABC):
         return [text_of(id) for id in self.script(_KEEP)([key], [group, consumer, int(1000 * idle), *ids])]
 
     def group_pending_count(self, key: str, group: str) -> int:
-        """Entries delivered to anyone in the group and not acknowledged."""
+        """Entries delivered to anyone and not acknowledged."""
         return int(self._in_group(key, group, "XPENDING", key, group)[0])
 
     def ack(self, key: str, group: str, ids: Sequence[str], delete: bool = True) -> int:
@@ -278,10 +278,10 @@ class Commands(ABC):
 
 
 _KEEP = """
--- KEYS: stream. ARGV: group, consumer, idle, ids. Sets the idle time (ms) of those ids that are this consumer's.
+-- KEYS: stream. ARGV: group, consumer, idle, ids. Sets the idle time (ms) of this consumer's; none of a group that is gone.
 local kept = {}
 for i = 4, #ARGV do
-  local row = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
+  local row = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
   local mine = row and row[2] == ARGV[2] and
     #redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3], 'JUSTID') > 0
   if mine then kept[#kept + 1] = ARGV[i] end
