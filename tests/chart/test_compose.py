@@ -50,7 +50,7 @@ def test_without_secrets_it_says_how_to_make_them(missing: str) -> None:
         ("    stop_grace_period: 60s", "    stop_graceful: 60s"),
         ("depends_on: [tempo]", "depends_on: [tempos]"),
         ('"redis:/data"', '"redes:/data"'),
-        ("networks: [inside]\n    depends_on: [tempo]", "networks: [outside]\n    depends_on: [tempo]"),
+        ("networks: [inside]\n    depends_on: [tempo]", "networks: [nowhere]\n    depends_on: [tempo]"),
         ("}:3000", "}:30o0"),
     ],
 )

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import dockerfile
@@ -168,3 +169,38 @@ def test_the_shell_in_the_images_is_sound() -> None:
             if command.cmd.upper() == "RUN":
                 done = subprocess.run(["bash", "-n"], input=command.value[0], text=True, capture_output=True)
                 assert done.returncode == 0, f"{path}: {done.stderr}"
+
+
+def context(target: Path) -> None:
+    """What the base's build stage copies, as git has it."""
+    for command in stages(BASE)[0]:
+        if command.cmd.upper() == "COPY":
+            for source in command.value[:-1]:
+                listed = subprocess.run(
+                    ["git", "ls-files", "-z", source], cwd=ROOT, capture_output=True, text=True, check=True
+                )
+                for name in filter(None, listed.stdout.split("\0")):
+                    place = target / (Path(source).name if name == source else name)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.write_bytes((ROOT / name).read_bytes())
+
+
+@pytest.mark.long
+def test_the_package_builds_from_the_context_alone(tmp_path: Path) -> None:
+    """The step of the build that can be done here: a wheel of what is copied, with all files of the packages."""
+    context(tmp_path / "context")
+    code, said = ran(
+        sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, tmp_path / "context"
+    )
+    assert code == 0, said
+    (wheel,) = tmp_path.glob("*.whl")
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("syncline/")}
+    portions = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["dev-mode-dirs"]
+    wanted = {
+        path.relative_to(tmp_path / "context" / portion).as_posix()
+        for portion in portions
+        for path in (tmp_path / "context" / portion / "syncline").rglob("*")
+        if path.is_file()
+    }
+    assert wanted - inside == set()
+    assert len(wanted) > 300
