@@ -34,6 +34,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     recorded: bool
     folder: Path
     alarm: str = ""
+    sandbox: str = ""
     prompts: PromptAccount = PromptAccount()  # empty, too, for a job that is not recorded
     update: int = 0  # updates made, for a job that is not recorded; Redis says it otherwise
 
@@ -72,6 +73,7 @@ def from_fields(settings: Settings, job: str, fields: dict[bytes, bytes]) -> Job
         recorded=True,
         folder=settings.job_dir(job),
         alarm=fields.get(b"alarm", b"").decode(),
+        sandbox=fields.get(b"sandbox", b"").decode(),
         prompts=_decoded(f"{JOB.at(job)} prompts", fields.get(b"prompts") or b"{}", PromptAccount),
     )
 
@@ -179,6 +181,7 @@ def view(record: JobRecord, progress: Progress) -> JobView:
         spec_hash=record.spec_hash,
         spec=record.spec.model_dump(mode="json"),
         waits=record.waits,
+        sandbox=record.sandbox,
         recorded=record.recorded,
         evaluations=progress.evaluations,
     )

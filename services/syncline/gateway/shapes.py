@@ -74,6 +74,7 @@ class JobView(JobBrief, frozen=True, kw_only=True):
     recorded: bool
     evaluations: tuple[Evaluation, ...] = ()  # of the job's versions, in the order in which they ended
     precision: PrecisionBrief | None = None  # None: of a recipe that is no longer shipped
+    sandbox: str = ""  # "whole", or walls that do not stand around the job's code; "": none has run yet
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):

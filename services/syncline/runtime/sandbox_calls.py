@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _LD, _JEQ, _JSET, _JGE, _RET = 0x20, 0x15, 0x45, 0x35, 0x06  # BPF: load word, three jumps, return
@@ -21,7 +22,7 @@ _X32 = 0x40000000
 _PR_SET_SECCOMP, _FILTER = 22, 2
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """One instruction; where a jump that names no label goes on with the next. Jumps go forward alone."""
 
     code: int
@@ -90,28 +91,33 @@ def program(network: bool, pid: int) -> bytes:
     if table is None:
         return b""
     denied = [*table.refused.values(), *([] if network else [table.socket])]
-    lines: list[_Line] = [
-        _Line(_LD, _ARCH),
-        _Line(_JEQ, table.arch, no="kill"),
-        _Line(_LD, _NUMBER),
-        _Line(_JGE, _X32, yes="refuse"),  # the x32 numbers, which would be another way to each call
-        _Line(
+    lines: list[Line] = [
+        Line(_LD, _ARCH),
+        Line(_JEQ, table.arch, no="kill"),
+        Line(_LD, _NUMBER),
+        Line(_JGE, _X32, yes="refuse"),  # the x32 numbers, which would be another way to each call
+        Line(
             _JEQ, table.clone3, yes="unknown"
         ),  # its flags lie in memory, where no filter can look; libc falls back
-        _Line(_JEQ, table.clone, yes="clone"),
-        *(_Line(_JEQ, number, yes="signal") for number in table.signals),
-        *(_Line(_JEQ, number, yes="refuse") for number in denied),
-        _Line(_RET, _ALLOW),
-        _Line(_LD, _FIRST_ARGUMENT, label="clone"),
-        _Line(_JSET, _CLONE_THREAD, yes="allow"),  # a thread: as far as its limit lets it
-        _Line(_RET, _ERRNO | errno.EAGAIN),
-        _Line(_LD, _FIRST_ARGUMENT, label="signal"),
-        _Line(_JEQ, pid, yes="allow"),
-        _Line(_RET, _ERRNO | errno.EPERM, label="refuse"),
-        _Line(_RET, _ERRNO | errno.ENOSYS, label="unknown"),
-        _Line(_RET, _KILL, label="kill"),
-        _Line(_RET, _ALLOW, label="allow"),
+        Line(_JEQ, table.clone, yes="clone"),
+        *(Line(_JEQ, number, yes="signal") for number in table.signals),
+        *(Line(_JEQ, number, yes="refuse") for number in denied),
+        Line(_RET, _ALLOW),
+        Line(_LD, _FIRST_ARGUMENT, label="clone"),
+        Line(_JSET, _CLONE_THREAD, yes="allow"),  # a thread: as far as its limit lets it
+        Line(_RET, _ERRNO | errno.EAGAIN),
+        Line(_LD, _FIRST_ARGUMENT, label="signal"),
+        Line(_JEQ, pid, yes="allow"),
+        Line(_RET, _ERRNO | errno.EPERM, label="refuse"),
+        Line(_RET, _ERRNO | errno.ENOSYS, label="unknown"),
+        Line(_RET, _KILL, label="kill"),
+        Line(_RET, _ALLOW, label="allow"),
     ]
+    return assembled(lines)
+
+
+def assembled(lines: Sequence[Line]) -> bytes:
+    """Machine code of a filter, its labels resolved."""
     places = {line.label: place for place, line in enumerate(lines) if line.label}
     made = []
     for place, line in enumerate(lines):
