@@ -1,33 +1,35 @@
 """The textbook step: a plain `transformers` model, one trajectory at a time, autograd, and AdamW from its paper.
 
-Shares nothing with the trainer but the model's code. What FProp reads through codes is put through them here too,
-weights once and activations row by row; gradients pass straight through, wide. Legend: T tokens, S sampled ones.
+Shares nothing with the trainer but the model's code. What the contract's GEMMs read through codes is put through them
+here too (`gemms.py`): one trajectory at a time, where the trainer's WGrad has a micro-batch's tokens in its blocks.
+Legend: T tokens, S sampled ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from syncline.contract.adapters import tensor_names
 from syncline.contract.plan import adapter_targets
-from syncline.contract.schemes import Scheme
+from syncline.contract.precision import Trainer
 from syncline.contract.token_path import Trajectory
+from syncline.lab.ladder.gemms import Gemms, weights_through
 from syncline.lab.ladder.subject import Subject
-from syncline.numerics.quantized import dequantize, outer_scale, quantize
-from syncline.reference.state import StatePlan, named_windows
+from syncline.reference.state import named_windows
 
 EPSILON = 1e-8  # AdamW's, as torch has it
 
 
 def gradients(
-    subject: Subject, records: Sequence[Trajectory], advantages: Sequence[float]
+    subject: Subject, records: Sequence[Trajectory], advantages: Sequence[float], how: Trainer
 ) -> dict[str, Tensor]:
-    """Gradient of the clipped objective, a mean over tokens, at the masters of this moment: parameter name -> FP32."""
+    """Gradient of the clipped objective, a mean over tokens, at the masters of this moment: parameter name -> FP32.
+
+    how   what the GEMMs of low-bit weights read: the contract's, or with less of it through codes
+    """
     masters, adapter = subject.masters(), subject.contract.adapter
     loaded = subject.wide_model(masters)
     model = loaded.model
@@ -36,13 +38,16 @@ def gradients(
         if subject.contract.trainer.parameters == "bf16":
             for parameter in model.parameters():
                 parameter.copy_(parameter.bfloat16().float())
-        _through_codes(subject, views)
+        gemms = Gemms(how, subject.plan, model, loaded.plan)
+        if how.fprop.right != "original":
+            for name, values in weights_through(subject.plan, views, along_n=False).items():
+                views[name].copy_(values)
         merged = {} if adapter is None else _merge(subject, views, masters)
     model.requires_grad_(True)
     model.set_experts_implementation("eager")  # a plain product per expert
     total = sum(sum(record.loss_mask) for record in records)
     for record, advantage in zip(records, advantages, strict=True):
-        with _Activations(subject, model, loaded.plan):
+        with gemms:
             loss = _loss(model, record, advantage, subject, total)
         loss.backward()  # type: ignore[no-untyped-call]
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -63,59 +68,6 @@ def _loss(model: nn.Module, record: Trajectory, advantage: float, subject: Subje
     bounded_S = ratio_S.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     each_S = torch.maximum(-advantage * ratio_S, -advantage * bounded_S)
     return (each_S * torch.tensor(list(record.loss_mask), dtype=torch.float32)).sum() / total
-
-
-def _through_codes(subject: Subject, views: Mapping[str, Tensor]) -> None:
-    """What FProp reads of low-bit weights, where the contract's trainer reads their codes at all."""
-    if subject.contract.trainer.fprop.right == "original":
-        return
-    groups: dict[str, list[str]] = {}
-    for entry in subject.plan.low_bit():
-        groups.setdefault(entry.outer or entry.name, []).append(entry.name)
-    schemes = {entry.name: entry.weight for entry in subject.plan.low_bit()}
-    for names in groups.values():
-        scheme = schemes[names[0]]
-        assert scheme is not None
-        outer = outer_scale([views[n] for n in names], scheme) if scheme.format == "nvfp4" else None
-        for name in names:
-            views[name].copy_(dequantize(quantize(views[name], scheme, name, outer)))
-
-
-class _Activations(TorchFunctionMode):
-    """Inside, a linear product with a low-bit weight reads its input through the codes that the contract states."""
-
-    def __init__(self, subject: Subject, model: nn.Module, plan: StatePlan) -> None:
-        super().__init__()
-        read = subject.contract.trainer.fprop.left != "original"
-        own = model.state_dict(keep_vars=True)
-        self._schemes: dict[int, Scheme] = {}
-        for entry in subject.plan.low_bit():
-            if read and entry.activation is not None:
-                self._schemes[own[plan.windows[entry.name].owner].untyped_storage().data_ptr()] = (
-                    entry.activation
-                )
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        if func is torch.nn.functional.linear:
-            scheme = self._schemes.get(args[1].untyped_storage().data_ptr())
-            if scheme is not None:
-                args = (args[0] + (_rows_through(args[0].detach(), scheme) - args[0].detach()), *args[1:])
-        return func(*args, **(kwargs or {}))
-
-
-def _rows_through(x: Tensor, scheme: Scheme) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    if not len(rows):
-        return x
-    through = [
-        dequantize(
-            quantize(row, scheme, "row", outer_scale([row], scheme) if scheme.format == "nvfp4" else None)
-        )
-        for row in rows[:, None]
-    ]
-    return torch.cat(through).view(x.shape)
 
 
 # ---- adapters ---------------------------------------------------------------------------------------------------
