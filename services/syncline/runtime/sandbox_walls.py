@@ -155,7 +155,13 @@ def leave_network() -> bool:
 
     The second way needs no privilege, but a process with one thread: call it before a library starts others.
     """
-    return any(LIBC.unshare(flags) == 0 for flags in (_NEWNET, _NEWUSER | _NEWNET))
+    user, group = os.getuid(), os.getgid()
+    if LIBC.unshare(_NEWNET) == 0:
+        return True
+    if LIBC.unshare(_NEWUSER | _NEWNET) != 0:
+        return False
+    _same_user(user, group)
+    return True
 
 
 # ---- namespaces -------------------------------------------------------------------------------------------
@@ -180,9 +186,7 @@ def _into(flags: int) -> None:
     user, group = os.getuid(), os.getgid()
     _checked("unshare", LIBC.unshare(flags))
     if flags & _NEWUSER:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        _same_user(user, group)
     child = os.fork()
     if child == 0:
         die_with_parent()
@@ -195,9 +199,16 @@ def _into(flags: int) -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
+def _same_user(user: int, group: int) -> None:
+    """Be in the new user namespace who we were outside, and nobody else."""
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
 def _files(hide: Sequence[Path], keep: Sequence[Path]) -> None:
-    hide = tuple(dict.fromkeys(path.resolve() for path in hide if path.exists()))
-    keep = tuple(dict.fromkeys(path.resolve() for path in (*keep, *_DEVICES) if path.exists()))
+    hide = tuple(dict.fromkeys(path.resolve() for path in hide if os.path.exists(path)))
+    keep = tuple(dict.fromkeys(path.resolve() for path in (*keep, *_DEVICES) if os.path.exists(path)))
     here = os.getcwd()
     kept = {
         path: os.open(path, os.O_PATH)
@@ -207,7 +218,7 @@ def _files(hide: Sequence[Path], keep: Sequence[Path]) -> None:
     _mount("none", Path("/"), None, _REC | _PRIVATE)
     _mount("proc", Path("/proc"), "proc", _NOSUID | _NODEV)
     for path in sorted(hide):  # what is below another hidden one is gone with it, unless that was kept
-        if not path.exists():
+        if not os.path.exists(path):
             continue
         if path.is_dir():
             _mount("tmpfs", path, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
