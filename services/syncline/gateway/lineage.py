@@ -89,7 +89,7 @@ def token_path(
         decomposition=_decomposition(found, token),
         convention=record.convention,
         loss_mask=record.loss_mask[token],
-        routes=_routes(record, position),
+        routes=routes_at(record, position),
         state=found.state,
         update=found.update,
         lag=None if found.update is None else found.update - 1 - span.version.number,
@@ -101,7 +101,7 @@ def token_path(
     )
 
 
-def _routes(record: Trajectory, position: int) -> list[list[int]] | None:
+def routes_at(record: Trajectory, position: int) -> list[list[int]] | None:
     """Experts chosen where the token at `position` was sampled: the position before it was fed last."""
     if record.expert_ids is None or record.expert_shape is None:
         return None
