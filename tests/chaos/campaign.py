@@ -14,6 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "loop", "reliability", "chaos")]
 
 
+def say(line: str) -> None:
+    """To whoever watches."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     """The exit code: 0 if everything was survived."""
     import cases
@@ -38,7 +44,7 @@ def main() -> int:
             cases.run(case, seed, recorded, server.url)
             recorded.seconds = before + time.monotonic() - began
             tally.save(recorded, asked.json)
-            print(f"{recorded.injections:5d} {len(recorded.failures)} {case} seed {seed}", flush=True)
+            say(f"{recorded.injections:5d} {len(recorded.failures)} {case} seed {seed}")
     finally:
         server.remove()
     if asked.stack > 0:
@@ -50,11 +56,11 @@ def main() -> int:
             seed += 1
             recorded.seconds = before + time.monotonic() - began
             tally.save(recorded, asked.json)
-            print(f"{recorded.injections:5d} {len(recorded.failures)} storm seed {seed - 1}", flush=True)
+            say(f"{recorded.injections:5d} {len(recorded.failures)} storm seed {seed - 1}")
     if asked.json == tally.RECORDED:
         tally.PAGE.write_text(tally.page(recorded))
     for failure in recorded.failures:
-        print(failure, file=sys.stderr)
+        say(str(failure))
     return 1 if recorded.failures else 0
 
 

@@ -41,13 +41,17 @@ def run(case: str, seed: int, recorded: Recorded, url: str) -> None:
     kind, _, rest = case.partition(":")
     harm = next((harm for harm in HARMS if kind == "harm" and harm.name == rest), None)
     server = OwnRedis(harm.own) if harm is not None and harm.own else None
-    job = Field(server.url if server else url, "j" + secrets.token_hex(5), runs, spec_of(schedule={"updates": 12}))
+    job = Field(
+        server.url if server else url, "j" + secrets.token_hex(5), runs, spec_of(schedule={"updates": 12})
+    )
     try:
         story = _story(case, seed, job, harm, server)
         note(recorded, case, seed, story, MESSAGES if harm else TRAINER)
     except (AssertionError, CommandRefused, BusDown, LedgerBroken) as error:
         level = MESSAGES if harm else TRAINER
-        row = recorded.row(level, rest.rpartition(":")[0] if kind == "point" else rest or "killed again and again")
+        row = recorded.row(
+            level, rest.rpartition(":")[0] if kind == "point" else rest or "killed again and again"
+        )
         row.injections += 1
         recorded.failures.append(Failure(case=case, seed=seed, story=str(error)[-300:]))
     finally:

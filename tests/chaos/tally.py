@@ -79,22 +79,36 @@ def page(recorded: Recorded) -> str:
 
 
 def table(recorded: Recorded) -> str:
-    head = ("level", "fault", "injections", "survived", "lost", "repeated", "reported", "recovery, s: median, most")
+    head = (
+        "level",
+        "fault",
+        "injections",
+        "survived",
+        "lost",
+        "repeated",
+        "reported",
+        "recovery, s: median, most",
+    )
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     rows = sorted(recorded.rows, key=lambda row: (row.level, row.fault))
     for row in rows:
         spread = f"{statistics.median(row.recovery):.1f}, {max(row.recovery):.1f}" if row.recovery else ""
         cells = (row.injections, row.survived, row.lost, row.repeated, row.reported, spread)
         lines.append(f"| {row.level} | {row.fault} | " + " | ".join(map(str, cells)) + " |")
-    sums = [sum(getattr(row, name) for row in rows) for name in ("injections", "survived", "lost", "repeated", "reported")]
+    sums = [
+        sum(getattr(row, name) for row in rows)
+        for name in ("injections", "survived", "lost", "repeated", "reported")
+    ]
     lines.append("| **all** | | " + " | ".join(f"**{number}**" for number in sums) + " | |")
     lines.append("")
     survived = 100 * sums[1] / sums[0] if sums[0] else 0.0
     lines.append(
-        f"{sums[0]} injections, {survived:.1f} % survived, {sums[2]} trajectories lost in silence, {sums[3]} trained twice. "
-        f"Recorded in {recorded.seconds:.0f} s, from seed {recorded.seed} on."
+        f"{sums[0]} injections, {survived:.1f} % survived, {sums[2]} trajectories lost in silence, {sums[3]} trained "
+        f"twice. Recorded in {recorded.seconds:.0f} s, from seed {recorded.seed} on."
     )
     if recorded.failures:
         lines += ["", "Not survived:", ""]
-        lines += [f"* `{failure.case}`, seed {failure.seed}: {failure.story}" for failure in recorded.failures]
+        lines += [
+            f"* `{failure.case}`, seed {failure.seed}: {failure.story}" for failure in recorded.failures
+        ]
     return "\n".join(lines) + "\n"

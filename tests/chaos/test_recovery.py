@@ -1,4 +1,4 @@
-"""The whole comes back: every process killed, the machine started anew, Redis emptied or set back, a backup restored."""
+"""The whole comes back: the machine starts anew, Redis has forgotten all, a backup is restored."""
 
 from __future__ import annotations
 

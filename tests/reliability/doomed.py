@@ -19,7 +19,9 @@ from typing import Any
 import psutil
 
 CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["doomed", "fingerprint", "syncline.trainer.loop", "syncline.trainer.assembly"])
+CONTEXT.set_forkserver_preload(
+    ["doomed", "fingerprint", "syncline.trainer.loop", "syncline.trainer.assembly"]
+)
 LEASE = 2.0  # seconds, where the product has 10
 
 
@@ -80,7 +82,11 @@ class Trainer:
     """A trainer process. `ended` once it has; `struck`: by its own fault."""
 
     def __init__(
-        self, environ: Mapping[str, str], log: Path, fault: tuple[str, int] | None = None, freeze: bool = False
+        self,
+        environ: Mapping[str, str],
+        log: Path,
+        fault: tuple[str, int] | None = None,
+        freeze: bool = False,
     ) -> None:
         point = None if fault is None else (POINTS | RESUMING)[fault[0]]
         call = 0 if fault is None else fault[1]

@@ -58,7 +58,9 @@ def spec_of(**parts: Any) -> JobSpec:
     return JobSpec.model_validate_json(msgspec.json.encode(base))
 
 
-def record_of(item: events.WorkItem, attempt: int, version: VersionId, contract: str, worker: str) -> Trajectory:
+def record_of(
+    item: events.WorkItem, attempt: int, version: VersionId, contract: str, worker: str
+) -> Trajectory:
     """A record whose contents follow from its work item and attempt."""
     drawn = random.Random(f"{item.trajectory}/{attempt}")
     count, prompt = drawn.randint(4, 8), 3

@@ -135,7 +135,7 @@ def worker_dies(job: Field, _: OwnRedis | None) -> bool:
 
 def slow_consumer(job: Field, _: OwnRedis | None) -> bool:
     """It is silent until another has taken over what it holds, and then posts it all the same."""
-    slow, quick = job.workers
+    slow = job.workers[0]
     slow.intake.take(2)
     slow.intake.begin(job.versions()[-1], 2, lambda held: None)
     holds = [held for held in slow.intake.held.values() if held.begun is not None]
@@ -145,7 +145,9 @@ def slow_consumer(job: Field, _: OwnRedis | None) -> bool:
     fenced = slow.fenced
     names = [held.item.trajectory for held in holds]
     job.until(
-        lambda: all(entry.attempt > 1 or entry.state != "running" for entry in job.ledger.entries(names).values()),
+        lambda: all(
+            entry.attempt > 1 or entry.state != "running" for entry in job.ledger.entries(names).values()
+        ),
         20,
         "somebody takes over from the slow worker",
     )

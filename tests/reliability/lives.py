@@ -29,6 +29,34 @@ class Story:
     recovered: list[float] = field(default_factory=list)
 
 
+class Life:
+    """One trainer's life, of a job whose `story` so far it goes on with."""
+
+    def __init__(self, job: Field, story: Story, fault: tuple[str, int] | None) -> None:
+        self.job, self.story, self.fault = job, story, fault
+        self.began, self.known = time.monotonic(), set(job.versions())
+        self.trainer = Trainer(job.environ(), job.folder / "trainer.log", fault)
+
+    def over(self) -> bool:
+        """Whether it has ended, or the job has. Notes on the way when the job went on after the fault before."""
+        if set(self.job.versions()) - self.known:
+            self.went_on()
+        return self.trainer.ended or self.job.finished()
+
+    def went_on(self) -> None:
+        if len(self.story.struck) > len(self.story.recovered):
+            self.story.recovered.append(time.monotonic() - self.began)
+
+    def struck(self) -> bool:
+        """Whether its fault has ended it; written down then."""
+        if self.fault is None or not (self.trainer.ended and self.trainer.struck):
+            return False
+        self.went_on()
+        self.job.lease_runs_out()
+        self.story.struck.append(f"{self.fault[0]}, call {self.fault[1]}")
+        return True
+
+
 def live(
     job: Field,
     faults: Sequence[tuple[str, int]] = (),
@@ -41,40 +69,27 @@ def live(
     disturb   called before each turn, to do other harm
     restart   a trainer that ends by itself is replaced, as the launcher does; the job's failure is none of that
     """
-    struck: list[str] = []
-    recovered: list[float] = []
+    story = Story(Verdict([], [], []))
     job.before = disturb
-    log = job.folder / "trainer.log"
     end = time.monotonic() + seconds
     lives = deque([*faults, None])
     while lives:
-        fault = lives.popleft()
-        trainer = Trainer(job.environ(), log, fault)
+        life = Life(job, story, lives.popleft())
         try:
-            began, known = time.monotonic(), set(job.versions())
-
-            def over() -> bool:
-                if len(struck) > len(recovered) and set(job.versions()) - known:
-                    recovered.append(time.monotonic() - began)
-                return trainer.ended or job.finished()
-
-            job.until(over, max(1.0, end - time.monotonic()), f"the end of a trainer with fault {fault}")
-            if trainer.ended and trainer.struck and fault is not None:
-                job.lease_runs_out()
-                struck.append(f"{fault[0]}, call {fault[1]}")
-                recovered += [time.monotonic() - began] * (len(struck) - 1 - len(recovered))
+            job.until(life.over, max(1.0, end - time.monotonic()), f"the end of a trainer with {life.fault}")
+            if life.struck():
                 continue
-            if trainer.ended and restart:
+            if life.trainer.ended and restart:
                 lives.appendleft(None)
                 continue
-            assert not trainer.ended, f"a trainer ended by itself: {tail(log)}"
-            if len(struck) > len(recovered):
-                recovered.append(time.monotonic() - began)
+            assert not life.trainer.ended, f"a trainer ended by itself: {tail(job.folder / 'trainer.log')}"
+            life.went_on()
             break
         finally:
-            trainer.kill()
+            life.trainer.kill()
     job.end()
-    return Story(judge(job), struck, recovered)
+    story.verdict = judge(job)
+    return story
 
 
 def harmed(job: Field, harm: Harm, server: OwnRedis | None, times: int, seed: int) -> Story:

@@ -47,7 +47,10 @@ class OwnRedis:
             "maxmemory-policy": "noeviction",
             "hz": "100",
         }
-        argv = [str(valkey_binary()), *(part for name, value in options.items() for part in (f"--{name}", value))]
+        argv = [
+            str(valkey_binary()),
+            *(part for name, value in options.items() for part in (f"--{name}", value)),
+        ]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(argv, stdout=log, stderr=log)
         wait_until(self.answers, 20, "the server's answer", every=0.01)

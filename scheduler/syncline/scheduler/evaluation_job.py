@@ -12,6 +12,7 @@ from syncline.contract import events as e
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import EVENTS, MINTED
 from syncline.contract.version_path import Minted
+from syncline.runtime import steady
 from syncline.scheduler import evaluating, machine
 from syncline.scheduler.concluding import Asked, conclude, part_of, pinned, remember
 from syncline.scheduler.counting import COUNTED
@@ -52,7 +53,7 @@ class EvaluationJob(Job):
         self._feeder.again()
         waiting = sum(group.phase != "ready" for group in open_groups.values())
         if waiting != self._ready:
-            self._ready, self._since = waiting, time.time()
+            self._ready, self._since = waiting, steady.now()
         if not waiting:
             self._count()
 
@@ -87,7 +88,7 @@ def begin(tools: Tools, job: str, spec: JobSpec) -> EvaluationJob:
     """An evaluation's first turn. What sync is to bring to the workers is told in place of a trainer."""
     manifest = pinned(tools.settings, spec)
     state, commands = evaluating.begin(manifest.version, workers(spec))
-    watch = Watch(awaited=dict.fromkeys(workers(spec), time.time()))
+    watch = Watch(awaited=dict.fromkeys(workers(spec), steady.now()))
     minted = Minted(
         job=manifest.job,
         version=manifest.version,

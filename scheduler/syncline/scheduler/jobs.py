@@ -16,6 +16,7 @@ from syncline.contract import events as e
 from syncline.contract.job import JobSpec
 from syncline.contract.judging import JudgeStatus
 from syncline.contract.streams import DEAD, EVENTS, JOB, JUDGED, KEYS, SAMPLES
+from syncline.runtime import steady
 from syncline.runtime.bus import BadMessage, Entry, unpack
 from syncline.runtime.ledger import Ledger
 from syncline.scheduler import invariants, machine, observe
@@ -44,7 +45,7 @@ class Job:
         self._feeder = Feeder(job, spec, self._ledger, tools.errands, tools.bus)
         self._lookout = Lookout(tools, job, spec, self._ledger)
         self._guests = Guests(tools, job, spec)
-        self._since, self._stage = time.time(), saved.state.stage
+        self._since, self._stage = steady.now(), saved.state.stage
         self._beat = 0.0
         self._judge: JudgeStatus | None = None
         self._fields: dict[str, str] = {}  # of the job hash, as written last
@@ -182,7 +183,7 @@ class Job:
 
     def _mark_stage(self) -> None:
         if self.state.stage != self._stage:
-            self._stage, self._since = self.state.stage, time.time()
+            self._stage, self._since = self.state.stage, steady.now()
 
     def _step(self, event: e.Event) -> tuple[machine.Command, ...]:
         """One step of the machine. One that breaks an invariant is not taken: it ends the job with its story."""
@@ -216,7 +217,7 @@ class Job:
             case e.WorkerUp(who=who):
                 watch.awaited.pop(who, None)
             case e.WorkerLost(who=who) if who in self.state.engines:
-                watch.awaited.setdefault(who, time.time())
+                watch.awaited.setdefault(who, steady.now())
             case e.SwitchTo(why="plan"):
                 watch.plan += 1
             case e.Alarm(update=update, what=what):
@@ -246,10 +247,9 @@ def job_state(state: State) -> e.JobState:
 def begin(tools: Tools, job: str, spec: JobSpec) -> Job:
     """A job's first turn: its first orders, written with its first state."""
     state, commands = machine.begin(spec.schedule.updates, workers(spec), spec.schedule.mode)
-    now = time.time()
-    watch = Watch(awaited=dict.fromkeys((*workers(spec), TRAINER), now))
+    watch = Watch(awaited=dict.fromkeys((*workers(spec), TRAINER), steady.now()))
     begun = Job(tools, job, spec, Saved(state=state, watch=watch))
     begun.write([phase(command) for command in commands if isinstance(command, machine.Order)])
     if spec.reward.source == "http":  # who asks the judge is there before the first response
-        tools.bus.zadd(JUDGED.at(), {job: now})
+        tools.bus.zadd(JUDGED.at(), {job: time.time()})
     return begun

@@ -13,6 +13,7 @@ import msgspec
 
 from syncline.contract import events as e
 from syncline.contract.job import JobSpec
+from syncline.runtime import steady
 from syncline.runtime.bus import Bus
 from syncline.runtime.errands import Errands
 from syncline.runtime.ledger import Ledger
@@ -131,7 +132,7 @@ class Lookout:
 
     def _overdue(self, state: State, watch: Watch, since: float) -> list[e.Event]:
         """A `Failed` for the first wait that is over its deadline."""
-        now = time.time()
+        now = steady.now()
         for wait in waits(self._spec, state, since, watch.awaited):
             if now > wait.deadline:
                 reason = f"waited {now - wait.since:.0f} s for {wait.name} of {wait.owner}: {wait.detail}"

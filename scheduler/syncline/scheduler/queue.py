@@ -26,6 +26,7 @@ from syncline.contract.streams import (
     REQUESTS,
     WORK,
 )
+from syncline.runtime import steady
 from syncline.runtime.bus import BadMessage, Entry, pack, unpack
 from syncline.runtime.durable import write_whole
 from syncline.runtime.lease import LeaseLost
@@ -107,7 +108,7 @@ class Queue:
         return True
 
     def _note_on_disk(self, job: str) -> None:
-        """The folder of a job that waits, for a Redis that may forget it; one that cannot be made fails at its start."""
+        """The folder of a job that waits, for a Redis that may forget it. What cannot be made fails later."""
         try:
             self._prepare_folder(job, self._spec(job))
         except (ValueError, OSError) as error:
@@ -169,7 +170,7 @@ class Queue:
                 return Gate(self._tools, job, spec, lambda fields: self._validating(job, fields))
             return evaluation_job.begin(self._tools, job, spec) if pinned else begin(self._tools, job, spec)
         self._tools.log.info("%s goes on in %s at %s", job, saved.state.stage, saved.cursor)
-        now = time.time()  # nobody could report for duty to a dead scheduler
+        now = steady.now()  # nobody could report for duty to a dead scheduler
         saved.watch.awaited = dict.fromkeys(saved.watch.awaited, now)
         return (evaluation_job.EvaluationJob if pinned else Job)(self._tools, job, spec, saved)
 

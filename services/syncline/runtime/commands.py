@@ -278,7 +278,7 @@ class Commands(ABC):
 
 
 _KEEP = """
--- KEYS: stream. ARGV: group, consumer, idle, ids. Sets the idle time (ms) of this consumer's; none of a group that is gone.
+-- KEYS: stream. ARGV: group, consumer, idle, ids. Sets the idle time (ms) of this consumer's; a group gone has none.
 local kept = {}
 for i = 4, #ARGV do
   local row = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
