@@ -27,12 +27,14 @@ class JudgeServer:
     def __init__(self, play: Play, port: int = 0) -> None:
         self.asked: list[list[str]] = []  # trajectories of each request
         self.times: list[float] = []
+        self.traceparents: list[str | None] = []
         self.most = 0  # requests at a time
         self._now, self._lock = 0, threading.Lock()
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                server.traceparents.append(self.headers.get("traceparent"))
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 with server._count(body["responses"]):
                     status, told, *headers = play(body["responses"])

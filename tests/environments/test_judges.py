@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from errands_service import ErrandsService, ScoredJob
+from errands_service import TRACE, ErrandsService, ScoredJob
 from judge_server import JudgeServer, Play, Reply, rewards
 from waiting import lives, wait_until
 
@@ -95,9 +95,18 @@ def test_batches_in_parallel_each_answer_to_its_own(service: ErrandsService, ser
     assert [reward.value for reward in found] == [n / 10 for n in range(16)]
     assert {reward.judge for reward in found} == {f"http {judge.url} length/3"}
     assert judge.most == 2
+    assert set(judge.traceparents) == {None}, "a header holds one context, and of several responses none"
     assert [len(names) for names in judge.asked[2:]] == [4] * (len(judge.asked) - 2)
     assert sorted(name for names in judge.asked for name in names) == sorted(scored.names)
     assert not service.bus.length(JUDGING.at(job))
+
+
+def test_a_request_about_one_response_carries_its_trace(
+    service: ErrandsService, serve: Serve, job: str
+) -> None:
+    judge = serve(rewards)
+    scored_by(service, job, judge.url, ["one"]).all_rewards()
+    assert judge.traceparents == [TRACE]
 
 
 def test_what_the_answer_does_not_say_is_unscored(service: ErrandsService, serve: Serve, job: str) -> None:

@@ -106,7 +106,8 @@ class Judging:
             self._breaker.unused(time.monotonic(), trial)
             return
         began, start = time.time(), time.monotonic()
-        said = await self._said([asked for _, asked in found.asked], trial)
+        trace = found.asked[0][0].traceparent if len(found.asked) == 1 else ""
+        said = await self._said([one for _, one in found.asked], trial, trace)
         asked = [response for response, _ in found.asked]
         single = self._reward.batch == 1
         told = verdicts(asked, said, retries=self._reward.retries, single=single, now=time.time())
@@ -121,11 +122,11 @@ class Judging:
             self._context.log.warning("the judge answered for %d that were not asked", told.foreign)
         await asyncio.to_thread(self._desk.settle, done, told.version, began, now - start)
 
-    async def _said(self, asked: list[Asked], trial: bool) -> Said | Mute:
+    async def _said(self, asked: list[Asked], trial: bool, traceparent: str) -> Said | Mute:
         """The judge's answer, of which the breaker has heard."""
         held = asyncio.get_running_loop().call_later(SETTLED, self._held) if trial else None
         try:
-            said = await self._client.post(question(asked, single=self._reward.batch == 1))
+            said = await self._client.post(question(asked, single=self._reward.batch == 1), traceparent)
         finally:
             if held is not None:
                 held.cancel()
