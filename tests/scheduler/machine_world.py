@@ -106,6 +106,7 @@ class World:
     minted: VersionId | None = None
     epoch: int = 0
     active: VersionId | None = None
+    refused: VersionId | None = None  # the newest that a proof refused: it is never active
     allowed: bool = False
     result: Any = None
     lags: list[int] = field(default_factory=list)
@@ -250,6 +251,7 @@ class World:
             [partial(self.kill, p, seen) for p, seen in deaths],
             [partial(self._send, event) for event in self.past[-60:]],
             [partial(self._drop, g) for g in self.groups if g.state in ("begun", "ready")],
+            [self._refuse] if self._may_refuse() else [],
         ]
 
     # ---- its doing -----------------------------------------------------------------------------------------
@@ -336,12 +338,26 @@ class World:
     def _may_activate(self) -> bool:
         fleet = [self.processes[name] for name in self.workers if self.processes[name].alive]
         new = self.minted is not None and (self.active is None or self.active < self.minted)
+        new = new and self.refused != self.minted
         return new and bool(fleet) and all(p.awake for p in fleet)
 
     def _activate(self) -> None:
         assert self.minted is not None
         self.active = self.minted
         self._send(e.Active(version=self.active, workers=self.workers))
+
+    def _may_refuse(self) -> bool:
+        """Sync says so of a version that the job can do without until the next one."""
+        if self.minted is None or self.active is None or not self.active < self.minted:
+            return False
+        ahead = self.minted.number - self.active.number
+        return self.refused != self.minted and self.minted.number < self.updates and ahead <= self.max_lag
+
+    def _refuse(self) -> None:
+        assert self.minted is not None
+        assert self.active is not None
+        self.refused = self.minted
+        self._send(e.VersionRefused(version=self.minted, active=self.active, reason="level 6"))
 
     # ---- runs ----------------------------------------------------------------------------------------------
     def act(self, dice: random.Random, calm: int, taste: int) -> None:

@@ -107,6 +107,12 @@ MUTANTS = (
         '"leaving": lambda s: s.paused or s.wanted != s.mode',
         '"leaving": lambda s: s.paused',
     ),
+    Mutant(
+        "a refused version is waited for",
+        "stages",
+        "state.refused >= state.minted",
+        "state.refused > state.minted",
+    ),
     # rows
     Mutant(
         "yield does not wait",

@@ -34,7 +34,7 @@ def stories() -> st.SearchStrategy[Story]:
         seed=st.integers(0, 2**32),
         length=st.integers(50, 500),
         calm=st.sampled_from([3, 8, 25]),
-        taste=st.sampled_from([0, 0, 1, 2, 3, 4]),
+        taste=st.sampled_from([0, 0, 1, 2, 3, 4, 5]),
         slow=st.sampled_from(["", "w0", "trainer"]),
     )
 

@@ -185,7 +185,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 class Wanted(msgspec.Struct, frozen=True, tag="wanted", forbid_unknown_fields=True, kw_only=True):
     """A version must pass level 6 before a worker may commit it. Stamped by sync, read by the validator.
 
-    before   the version that is active now; None: none is
+    before   the version that workers serve, or are about to; None: there is none
     """
 
     version: VersionId

@@ -37,7 +37,7 @@ class Proofs:
         wanted = Wanted(
             version=minted.version,
             digest=digest,
-            before=active(state),
+            before=_good(state, minted.version),
             canaries=minted.canaries,
             tolerance=tolerance,
             traceparent=minted.traceparent,
@@ -96,6 +96,12 @@ class Proofs:
                 self._told.append(message)
             else:
                 self._asked.add((message.version, message.digest))
+
+
+def _good(state: State, below: VersionId) -> VersionId | None:
+    """The newest version below this one that workers serve or are about to; None: there is none."""
+    offers = [offer for version, offer in state.offers.items() if version < below]
+    return max((o.version for o in offers if o.ended == "active" or o.proof == "holds"), default=None)
 
 
 def active(state: State) -> VersionId | None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from syncline.contract.adapters import is_adapter
 from syncline.contract.job import JobSpec
+from syncline.contract.schemes import KvFormat
 from syncline.contract.validation import Check, same
 from syncline.contract.version_path import Canary, SignedManifest, VersionManifest, opened
 from syncline.exporting.decoded import Decoded
@@ -86,7 +87,7 @@ def checks(version: Version, home: Home, warm: ReferenceEngine, folder: Path) ->
     on_warm, on_cold = (_scores(engine, version.canaries) for engine in (warm, cold))
     differ = [f"prefix {i}" for i, (a, b) in enumerate(zip(on_warm, on_cold, strict=True)) if a != b]
     yield same("warm equals cold", differ, "an engine that took this version alone, to the last bit")
-    yield _as_minted(version, on_cold)
+    yield _as_minted(version, _scores(cold, version.canaries, kv="wide"))
     yield from live_level.checks(Perturbed(home.spec, home.models, folder, _values(version, home, manifest)))
 
 
@@ -106,9 +107,11 @@ def _other(engine: ReferenceEngine, manifest: VersionManifest) -> list[str]:
     return [entry.name for entry in manifest.tensors if held.get(entry.name) != entry.digest]
 
 
-def _scores(engine: ReferenceEngine, canaries: Sequence[Canary]) -> list[tuple[float, ...]]:
-    """Log-probs of each fixed prefix's scored tokens, at temperature 1."""
-    return [tuple(engine.score(c.tokens, c.prompt, buffer="active").logprobs) for c in canaries]
+def _scores(
+    engine: ReferenceEngine, canaries: Sequence[Canary], kv: KvFormat | None = None
+) -> list[tuple[float, ...]]:
+    """Log-probs of each fixed prefix's scored tokens, at temperature 1; `kv`: None: as the contract stores contexts."""
+    return [tuple(engine.score(c.tokens, c.prompt, buffer="active", kv=kv).logprobs) for c in canaries]
 
 
 def _as_minted(version: Version, found: Sequence[Sequence[float]]) -> Check:
