@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.trace.v1 import trace_pb2
-from serving import Server, problem
+from serving import SPEC, Server, problem
 
 from syncline.contract.token_path import PROMPTED, SAMPLED, TRAINED
 from syncline.contract.version_path import MINTED, VersionId
 from syncline.gateway import tempo_store
 from syncline.gateway.tempo_shapes import SPAN_TAGS
+from syncline.gateway.traceql import parse
 from syncline.runtime import tracing
+from syncline.runtime.bus import Bus
+from syncline.runtime.tokens import TokenStore
 from syncline.runtime.trace_store import SpanRecord, TraceStore, spans_of
 
 JOB = "j00000000aa"
@@ -58,10 +63,6 @@ def another_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tempo(another_root: Path, traced: dict[str, str], settings: Any) -> Iterator[httpx.Client]:
-    import msgspec
-
-    from syncline.runtime.bus import Bus
-
     changed = msgspec.structs.replace(settings, runs=another_root)
     server = Server(changed, Bus(changed.redis_url, deadline=0.3))
     with httpx.Client(base_url=f"{server.url}/tempo/api", timeout=30) as client:
@@ -164,8 +165,6 @@ def test_links_and_errors_come_along(tempo: httpx.Client, traced: dict[str, str]
 
 
 def test_json_is_the_same_trace(tempo: httpx.Client, traced: dict[str, str]) -> None:
-    from google.protobuf.json_format import ParseDict
-
     trace = traced[f"{JOB}-0-1"]
     whole = trace_pb2.TracesData.FromString(tempo.get(f"/traces/{trace}", headers=PROTOBUF).content)
     newer = tempo.get(f"/v2/traces/{trace}").json()["trace"]
@@ -196,7 +195,10 @@ def test_search_by_trajectory_is_what_grafana_reads(
     [matched] = trace["spanSets"]
     assert (matched, matched["matched"], len(matched["spans"])) == (trace["spanSet"], 4, 2)
     sampled = matched["spans"][1]
-    assert (sampled["name"], sampled["durationNanos"]) == ("token.sampled", str(stored.end_ns - stored.start_ns))
+    assert (sampled["name"], sampled["durationNanos"]) == (
+        "token.sampled",
+        str(stored.end_ns - stored.start_ns),
+    )
     said = {pair["key"]: pair["value"] for pair in sampled["attributes"]}
     assert said == {
         "trajectory": {"stringValue": name},
@@ -347,8 +349,6 @@ def many(path: Path, spans: int) -> None:
 
 
 def test_a_search_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from syncline.gateway.traceql import parse
-
     many(tmp_path / "t.sqlite", 20_000)
     store = tempo_store.TempoStore(tmp_path / "t.sqlite")
     hostile = parse('{ name =~ "(a*)*(b*)*c" || span.trajectory =~ "(.*)*x" }')  # exponential by backtracking
@@ -380,3 +380,37 @@ def test_the_door_guards_it(
     assert json.loads(server.http.get("/tempo/api/search", headers=held).content)["traces"]
     info = server.http.get("/tempo/api/status/buildinfo", headers=held).json()
     assert info["version"].startswith("syncline-")
+
+
+def test_a_tenant_sees_traces_of_its_own_jobs(another: Callable[..., Server], tmp_path: Path) -> None:
+    server = another(runs=tmp_path, token="the-operator-s-own-token")
+    tokens = {
+        tenant: TokenStore(server.settings.token_store).add(tenant, "member")[1]
+        for tenant in ("alpha", "beta")
+    }
+
+    def get(tenant: str, path: str, **params: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {tokens[tenant]}"}
+        return server.http.get(f"/tempo/api{path}", params=params, headers=headers)
+
+    jobs, traces = {}, {}
+    tracing.setup("scheduler", "scheduler", server.settings.traces, None)
+    for tenant, text in tokens.items():
+        answer = server.http.post("/v1/jobs", json=SPEC, headers={"Authorization": f"Bearer {text}"})
+        job = jobs[tenant] = str(answer.json()["id"])
+        root = tracing.record(PROMPTED, None, AT, AT, job=job, trajectory=f"{job}-0-0", group=0, index=0)
+        traces[tenant] = root.split("-")[1]
+    tracing.setup("unnamed", "unnamed", None, None)
+    for tenant, other in (("alpha", "beta"), ("beta", "alpha")):
+        assert [t["traceID"] for t in get(tenant, "/search").json()["traces"]] == [traces[tenant]]
+        for q in ('{ name = "token.prompted" } || { duration >= 0s }', "{ !(span.job = `x`) }"):
+            assert [t["traceID"] for t in get(tenant, "/search", q=q).json()["traces"]] == [traces[tenant]]
+        values = get(tenant, "/v2/search/tag/span.job/values").json()["tagValues"]
+        assert values == [{"type": "string", "value": jobs[tenant]}]
+        for path in ("/traces/{}", "/v2/traces/{}"):
+            assert get(tenant, path.format(traces[tenant])).status_code == 200
+            problem(get(tenant, path.format(traces[other])), 404)
+        problem(get(tenant, "/search", q=f'{{ span.trajectory = "{jobs[other]}-0-0" }}'), 404)
+    headers = {"Authorization": "Bearer the-operator-s-own-token"}
+    seen = server.http.get("/tempo/api/search", headers=headers).json()["traces"]
+    assert {one["traceID"] for one in seen} == set(traces.values())

@@ -15,7 +15,7 @@ from fastapi.responses import PlainTextResponse
 
 from syncline.gateway import tempo_examples as examples
 from syncline.gateway import tempo_shapes as shapes
-from syncline.gateway.access import Here, only_known_parameters
+from syncline.gateway.access import Here, TheWho, only_known_parameters
 from syncline.gateway.answers import PROBLEMS, describe
 from syncline.gateway.errors import Refusal
 from syncline.gateway.tempo_store import Bounds, TempoStore, TooLong
@@ -51,6 +51,14 @@ def _store(here: Here) -> TempoStore:
 Store = Annotated[TempoStore, Depends(_store)]
 
 
+def _own(here: Here, who: TheWho) -> Bounds:
+    return Bounds(jobs=None if who.admin else tuple(job for job, _ in here.history.visible(who)[0]))
+
+
+Own = Annotated[Bounds, Depends(_own)]
+"""Spans of jobs that the asker may see, of any time."""
+
+
 @router.get(
     "/echo",
     response_class=PlainTextResponse,
@@ -75,10 +83,10 @@ def build_info() -> Response:
 
 @router.get("/v2/traces/{trace}", responses=examples.trace_answers(shapes.TraceJson, examples.TRACE))
 def trace_v2(
-    trace: TraceId, request: Request, store: Store, start: Start = None, end: End = None
+    trace: TraceId, request: Request, store: Store, own: Own, start: Start = None, end: End = None
 ) -> Response:
     """A whole trace: `TraceByIDResponse` as protobuf, or JSON. `start` and `end` only tell where Tempo must look."""
-    spans = _spans(store, trace)
+    spans = _spans(store, trace, own)
     if _wants_protobuf(request):
         return Response(wrapped(traces_data(spans)), media_type=PROTOBUF)
     return _reply(shapes.TraceJson(traces_dict(spans)))
@@ -86,10 +94,10 @@ def trace_v2(
 
 @router.get("/traces/{trace}", responses=examples.trace_answers(shapes.BatchesJson, examples.BATCHES))
 def trace_v1(
-    trace: TraceId, request: Request, store: Store, start: Start = None, end: End = None
+    trace: TraceId, request: Request, store: Store, own: Own, start: Start = None, end: End = None
 ) -> Response:
     """The same in the older form: `Trace` as protobuf, or JSON."""
-    spans = _spans(store, trace)
+    spans = _spans(store, trace, own)
     if _wants_protobuf(request):
         return Response(traces_data(spans), media_type=PROTOBUF)
     return _reply(shapes.BatchesJson(traces_dict(spans).get("resourceSpans", [])))
@@ -98,6 +106,7 @@ def trace_v1(
 @router.get("/search", responses=describe(shapes.SearchAnswer, examples.SEARCH))
 def search(
     store: Store,
+    own: Own,
     q: Text = "",
     limit: Annotated[int, Query(ge=1, le=MOST_TRACES, description="traces at most")] = 20,
     spss: Annotated[int, Query(ge=1, le=MOST_SPANS, description="spans per trace at most")] = 3,
@@ -107,7 +116,7 @@ def search(
     """Traces with spans that a query matches, newest first. 400 for what the local store does not answer."""
     try:
         query = parse(q)
-        found = store.search(query, _bounds(start, end), limit, spss)
+        found = store.search(query, _bounds(own, start, end), limit, spss)
     except (BadQuery, TooLong) as error:
         raise _refused(error) from None
     return _reply(shapes.search_answer(found, query))
@@ -143,18 +152,20 @@ def tags_v1(start: Start = None, end: End = None, limit: Values = MOST_VALUES) -
 
 @router.get("/v2/search/tag/{tag}/values", responses=describe(shapes.TagValues, examples.VALUES))
 def values_v2(
-    tag: Tag, store: Store, q: Text = "", limit: Values = 1000, start: Start = None, end: End = None
+    tag: Tag, store: Store, own: Own, q: Text = "", limit: Values = 1000, start: Start = None, end: End = None
 ) -> Response:
     """Values of a tag among the newest spans that `q` (a single `{ }`) matches."""
-    return _reply(shapes.TagValues(_values(store, unquote(tag), q, limit, _bounds(start, end))))
+    return _reply(shapes.TagValues(_values(store, unquote(tag), q, limit, _bounds(own, start, end))))
 
 
 @router.get("/search/tag/{tag}/values", responses=describe(shapes.TagValuesV1, examples.VALUES_V1))
-def values_v1(tag: Tag, store: Store, limit: Values = 1000, start: Start = None, end: End = None) -> Response:
+def values_v1(
+    tag: Tag, store: Store, own: Own, limit: Values = 1000, start: Start = None, end: End = None
+) -> Response:
     """The same without types; a tag without a scope is looked for in both."""
     name = unquote(tag)
     known = name in INTRINSICS or name.startswith((".", "span.", "resource."))
-    found = _values(store, name if known else f".{name}", "", limit, _bounds(start, end))
+    found = _values(store, name if known else f".{name}", "", limit, _bounds(own, start, end))
     return _reply(shapes.TagValuesV1([one.value for one in found]))
 
 
@@ -176,11 +187,11 @@ def _reply(value: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _spans(store: TempoStore, trace: str) -> list[SpanRecord]:
+def _spans(store: TempoStore, trace: str, own: Bounds) -> list[SpanRecord]:
     if not 1 <= len(trace) <= 32 or not set(trace.lower()) <= set("0123456789abcdef"):
         raise Refusal(400, "query-refused", "a trace id has up to 32 hex digits")
     try:
-        spans = store.trace(trace.lower().rjust(32, "0"))
+        spans = store.trace(trace.lower().rjust(32, "0"), own)
     except TooLong as error:
         raise _refused(error) from None
     if not spans:
@@ -200,10 +211,10 @@ def _values(store: TempoStore, tag: str, q: str, limit: int, bounds: Bounds) -> 
         raise _refused(error) from None
 
 
-def _bounds(start: int | None, end: int | None) -> Bounds:
+def _bounds(own: Bounds, start: int | None, end: int | None) -> Bounds:
     if start is not None and end is not None and start > end:
         raise Refusal(400, "query-refused", "start: is later than end")
-    return Bounds(start, end)
+    return msgspec.structs.replace(own, start=start, end=end)
 
 
 def _wants_protobuf(request: Request) -> bool:

@@ -35,20 +35,25 @@ class TooLong(Exception):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Spans that touch [start, end], unix seconds; None: open."""
+    """Spans that touch [start, end], unix seconds, None: open; of these jobs, None: of all."""
 
     start: float | None = None
     end: float | None = None
+    jobs: tuple[str, ...] | None = None
 
     def sql(self) -> tempo_sql.Sql:
         """The condition."""
-        parts, values = ["1"], []
+        parts: list[str] = ["1"]
+        values: list[Any] = []
         if self.start is not None:
             parts.append("end_ns >= ?")
             values.append(int(self.start * 1e9))
         if self.end is not None:
             parts.append("start_ns <= ?")
             values.append(int(self.end * 1e9))
+        if self.jobs is not None:
+            parts.append("job in (select value from json_each(?))")
+            values.append(msgspec.json.encode(self.jobs).decode())
         return " and ".join(parts), values
 
 
@@ -72,11 +77,14 @@ class TempoStore:
         self._path = path
         self._places = threading.BoundedSemaphore(AT_ONCE)
 
-    def trace(self, trace_id: str) -> list[SpanRecord]:
+    def trace(self, trace_id: str, bounds: Bounds) -> list[SpanRecord]:
         """All spans of a trace, earliest first; empty: there is none."""
-        sql = f"select {_COLUMNS} from spans where trace_id = ? order by start_ns, span_id limit {MOST_SPANS}"
+        where, values = bounds.sql()
+        sql = (
+            f"select {_COLUMNS} from spans where trace_id = ? and {where} order by start_ns, span_id limit ?"
+        )
         with self._open() as db:
-            return [record_of(row) for row in db.execute(sql, [trace_id])]
+            return [record_of(row) for row in db.execute(sql, [trace_id, *values, MOST_SPANS])]
 
     def search(self, query: Query, bounds: Bounds, limit: int, spans: int) -> list[Found]:
         """Newest first. Raises `BadQuery` or `TooLong`."""
