@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import yaml
 from chart_tools import CHART, HELM, ROOT
 from rendered import PROFILES, refusal, render
+
+from syncline.contract.job import JobSpec
 
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     # values as YAML, and what the message must hold
@@ -166,3 +169,14 @@ def test_the_quickstart_of_the_values_is_the_example() -> None:
 def test_the_profiles_hold_no_unknown_key(profile: str) -> None:
     """The schema refuses on its own, without helm's defaults under it."""
     jsonschema.Draft7Validator(schema()).validate(yaml.safe_load((CHART / f"{profile}.yaml").read_text()))
+
+
+def test_the_notes_first_job_is_one() -> None:
+    """The third of the three commands submits a spec that the gateway takes."""
+    notes = (CHART / "templates" / "NOTES.txt").read_text()
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("  ")]
+    assert [line.split()[0] for line in commands] == ["kubectl", "export", "curl"]
+    body = re.search(r"-d '(\{.*\})'", commands[2])
+    assert body is not None
+    assert JobSpec.model_validate_json(body[1]).model.name == "tiny-moe"
+    assert (ROOT / "examples" / "models" / "tiny-moe").is_dir()

@@ -224,7 +224,13 @@ app.kubernetes.io/managed-by: syncline-scheduler
 {{- define "syncline.ours" -}}
 - podSelector:
     matchLabels:
+      app.kubernetes.io/name: {{ include "syncline.name" . }}
       app.kubernetes.io/instance: {{ .Release.Name }}
+    matchExpressions:
+      - {key: app.kubernetes.io/component, operator: In, values: [gateway, scheduler, errands]}
+- podSelector:
+    matchLabels:
+      {{- include "syncline.jobPods" . | nindent 6 }}
 {{- end -}}
 
 {{- define "syncline.toRedis" -}}
