@@ -55,7 +55,7 @@ def sign_index(index: DeltaIndex, key: bytes) -> SignedIndex:
 
 def opened_index(signed: SignedIndex, key: bytes, job: str, version: VersionId) -> DeltaIndex:
     """The index inside, if `key` signed it for this version of this job. Raises `BadIndex` otherwise."""
-    if not hmac.compare_digest(_mac(signed.index, key), signed.mac):
+    if not hmac.compare_digest(_mac(signed.index, key).encode(), signed.mac.encode()):
         raise BadIndex(f"deltas of version {version}: the signature does not match the job's key")
     try:
         index = msgspec.json.decode(signed.index, type=DeltaIndex)

@@ -162,7 +162,7 @@ def opened(signed: SignedManifest, key: bytes) -> VersionManifest:
     if not key:
         raise ValueError("the manifest key is empty")
     mac = hmac.new(key, signed.manifest, hashlib.sha256).hexdigest()
-    if not hmac.compare_digest(mac, signed.mac):
+    if not hmac.compare_digest(mac.encode(), signed.mac.encode()):
         raise BadManifest("manifest signature does not match the job's key")
     try:
         return msgspec.json.decode(signed.manifest, type=VersionManifest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from syncline.contract.precision import Hardware, PrecisionContract
 from syncline.rollout.engines.sglang.client import Server, ServerGone
 
 SCRIPT = Path(__file__).parent / "cpu" / "serve.py"
+KEY = "SYNCLINE_ENGINE_KEY"  # in the server's environment, since anybody may read a command line
 START = 300.0  # seconds a server may take until it answers
 _CPU = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
@@ -139,7 +141,7 @@ class ServerProcess:
         if not self._python.is_file():
             raise ValueError(f"{self._python} is missing: `make sglang-venv` makes SGLang's environment")
         self.stop()
-        port = _free_port()
+        port, key = _free_port(), secrets.token_urlsafe(32)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -147,10 +149,10 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=_environment(self.plan.env),
+                env=_environment({**self.plan.env, KEY: key}),
                 start_new_session=True,
             )
-        self._server = Server(f"http://127.0.0.1:{port}")
+        self._server = Server(f"http://127.0.0.1:{port}", key)
         self.starts += 1
 
     def _command(self, port: int) -> list[str]:
@@ -198,6 +200,7 @@ def _free_port() -> int:
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment, without what would lead the server to this project's packages."""
-    held = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    """This process's environment, without what would lead the server to this project's packages, or is our own."""
+    ours = ("PYTHONPATH", "VIRTUAL_ENV")
+    held = {k: v for k, v in os.environ.items() if k not in ours and not k.startswith("SYNCLINE_")}
     return {**held, "HF_HUB_OFFLINE": "1", **more}

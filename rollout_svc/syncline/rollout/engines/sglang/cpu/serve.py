@@ -152,4 +152,8 @@ if __name__ == "__main__":
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
 
-    run_server(prepare_server_args(sys.argv[1:]))
+    key = os.environ.pop(
+        "SYNCLINE_ENGINE_KEY", ""
+    )  # every endpoint asks for it, those that change weights too
+    keyed = ["--api-key", key, "--admin-api-key", key] if key else []
+    run_server(prepare_server_args([*sys.argv[1:], *keyed]))
