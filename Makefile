@@ -24,7 +24,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart
+.PHONY: run test test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart dashboards
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -54,6 +54,7 @@ test-sglang: $(VENV)/.installed-megatron $(SGLANG)/.installed
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy services rollout_svc trainer_svc sync_svc scheduler lab
 	MYPYPATH=bench $(BIN)/mypy bench/*.py
+	MYPYPATH=helm/dashboards $(BIN)/mypy helm/dashboards/*.py
 	for suite in tests tests/*/; do \
 	  compgen -G "$${suite%/}/*.py" >/dev/null || continue; \
 	  own="$${suite%/}:"; [[ $$suite == tests/conformance/ ]] && own=; \
@@ -92,6 +93,10 @@ test-megatron: $(VENV)/.installed-megatron
 ## chart, images and compose file, the long form too: helm's test runs a job
 test-chart: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/chart --durations=15
+
+## write the chart's dashboards anew, from helm/dashboards
+dashboards: $(VENV)/.installed-dev
+	$(BIN)/python helm/dashboards/make.py
 
 clean:
 	rm -rf $(VENV) $(SGLANG) runs

@@ -47,7 +47,7 @@ class Prometheus:
         scraped = {"job_name": "syncline", "static_configs": [{"targets": [target.removeprefix("http://")]}]}
         config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [scraped]}
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        flags = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "tsdb"}
+        flags = {"config.file": str(folder / "prometheus.yml"), "storage.tsdb.path": str(folder / "tsdb")}
         flags |= {"web.listen-address": f"127.0.0.1:{port}", "log.level": "warn"}
         log = (folder / "prometheus.log").open("wb")
         self._process = subprocess.Popen(
@@ -68,7 +68,7 @@ class Prometheus:
 
     def range(self, expr: str) -> list[dict[str, Any]]:
         """Series from its start until now that have a finite value."""
-        asked = {"query": expr, "start": self.began, "end": time.time(), "step": 1}
+        asked: dict[str, str | float] = {"query": expr, "start": self.began, "end": time.time(), "step": 1}
         answer = self.http.get("/query_range", params=asked)
         assert answer.status_code == 200, f"{expr}: {answer.text}"
         series: list[dict[str, Any]] = answer.json()["data"]["result"]

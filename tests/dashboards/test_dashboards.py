@@ -111,6 +111,7 @@ LABELS |= {
 def selectors(tree: Any) -> list[tuple[str, set[str]]]:
     """(metric, labels matched) of every selector of an expression."""
     if isinstance(tree, promql_parser.VectorSelector):
+        assert tree.name is not None, "a selector without a metric's name"
         return [(tree.name, {matcher.name for matcher in tree.matchers.matchers})]
     parts = [getattr(tree, name, None) for name in ("expr", "lhs", "rhs", "vector_selector")]
     parts += list(getattr(tree, "args", None) or [])
