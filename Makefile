@@ -24,7 +24,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart dashboards
+.PHONY: run test fuzz test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart dashboards
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -70,6 +70,11 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	mkdir -p runs
 	$(BIN)/python bench/loop.py --json runs/bench.json
+
+## the API under REQUESTS generated requests: none may be a server error; told in runs/fuzz.json
+REQUESTS ?= 50000
+fuzz: $(VENV)/.installed-dev
+	REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -q -m long tests/gateway/test_fuzz_api.py tests/gateway/test_fuzz_parsers.py
 
 ## kill each service in turn while a job runs
 chaos: $(VENV)/.installed-dev

@@ -36,7 +36,7 @@ def process(fleet: Fleet) -> ServerProcess:
 def test_every_endpoint_asks_for_the_key(process: ServerProcess) -> None:
     url = process.server.url
     assert url.startswith("http://127.0.0.1:")
-    for headers in ({}, {"authorization": "Bearer "}, {"authorization": "Bearer wrong"}):
+    for headers in ({}, {"authorization": "Bearer"}, {"authorization": "Bearer wrong"}):
         for method, path, body in ADMINISTRATION:
             answer = httpx.request(method, url + path, json=body, headers=headers, timeout=30)
             assert answer.status_code == 401, path
