@@ -208,6 +208,11 @@ def test_a_phase_goes_on_while_it_lasts(server: Server) -> None:
     labels = {"job_id": job, "mode": "colocated", "phase": "sample"}
     first = value(scraped(server), "phase_seconds_total", **labels)
     assert value(scraped(server), "phase_seconds_total", **labels) > first
+    server.set_state(job, "failed")
+    server.bus.hset(JOB.at(job), "ended", repr(time.time()))
+    last = value(scraped(server), "phase_seconds_total", **labels)
+    assert last > first
+    assert value(scraped(server), "phase_seconds_total", **labels) == last
 
 
 def test_versions_and_workers(server: Server) -> None:

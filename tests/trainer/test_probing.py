@@ -231,6 +231,10 @@ def test_older_tokens_and_a_narrow_kv_cache_have_their_own_terms(
     record = recorded(world, 3)[-1]
     trainer.stop()
     assert set(record.by_lag["staleness"]) == {"0", "2"}
+    tails = record.tails_by_lag["staleness"]
+    assert {lag: tail.mean for lag, tail in tails.items()} == record.by_lag["staleness"]
+    assert sum(tail.count for tail in tails.values()) == record.terms["staleness"].count
+    assert max(tail.max for tail in tails.values()) == record.terms["staleness"].max
     assert record.terms["kv_cache"].mean == pytest.approx(0.125)
     own = [r for r in read_probes(probes_path(world.folder / "segments", 3)) if r.lag == 0]
     assert record.terms["noise_staleness"].count == len(own) < record.tokens

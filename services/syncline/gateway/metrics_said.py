@@ -44,8 +44,10 @@ def _say_state(sheet: Sheet, account: Account, state: Standing) -> None:
 
 
 def _say_time(sheet: Sheet, account: Account, state: Standing, server_time: float) -> None:
-    job = account.job
-    spent, awake = account.spent(server_time)
+    job, ended = account.job, state.record.ended
+    # a job that failed has no last order: its time ends with it, by the scheduler's clock
+    until = min(server_time, ended) if state.over and ended is not None else server_time
+    spent, awake = account.spent(until)
     for (mode, phase), seconds in sorted(spent.items()):
         sheet.say(names.PHASE_SECONDS, seconds, job, mode, phase)
     for (mode, phase), times in sorted(account.phases.items()):
