@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,8 +146,9 @@ def _swapped_nibbles(codes: Tensor) -> Tensor:
     return (codes >> 4) | (codes << 4)
 
 
-def _reversed_scales(found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return found[0], found[1].flip(-1).contiguous()
+def _transposed_scales(found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    codes, scale = found
+    return codes, scale.transpose(-1, -2).contiguous().view(scale.shape)
 
 
 def _exchanged(one: str, other: str) -> Broken:
@@ -185,9 +187,7 @@ CONVERSION = (
     Defect(
         "swapped nibbles", 2, "mxfp4_qat_w4a16", "tiny-moe", _result(mxfp, "encode_e2m1", _swapped_nibbles)
     ),
-    Defect(
-        "scales in another order", 2, "mxfp8", "tiny-moe", _result(mxfp, "encode_under", _reversed_scales)
-    ),
+    Defect("transposed scales", 2, "mxfp8", "tiny-moe", _result(mxfp, "encode_under", _transposed_scales)),
     Defect(
         "another rounding rule",
         2,
@@ -320,7 +320,24 @@ def _repeated_key(original: Callable[..., None], self: Any, to: Tensor, source: 
             buffer[row].select(-2, end - 2).copy_(buffer[row].select(-2, end - 1))
 
 
+def _index_off_by_one(
+    original: Callable[..., None], self: Any, to: Tensor, source: Any, index: Tensor
+) -> None:
+    """Index keys of the token before: another choice from the first step on, while keys and values are right."""
+    original(self, to, source, index)
+    for name, buffer in self.buffers.items():
+        if name.startswith("indexer_keys"):
+            buffer[to] = buffer[to].roll(1, -2)
+
+
 REQUESTS = (
+    Defect(
+        "sparse-attention index off by one",
+        5,
+        "glm52",
+        "tiny-glm",
+        _around(slots.ColumnLayer, "place", _index_off_by_one),
+    ),
     Defect(
         "convolution window off by one",
         5,
@@ -444,7 +461,28 @@ def _negated(found: Any) -> Any:
     return None if found is None else [None if a is None else -a for a in found]
 
 
+def _replays(spec: JobSpec) -> JobSpec:
+    return spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"router_replay": True})})
+
+
+def _two_tokens_off(sample: Any) -> Any:
+    """What is trained on goes to the experts of other tokens; what is scored does not."""
+    assert sample.routes is not None
+    ids = np.frombuffer(sample.routes.data, np.uint8).reshape(sample.routes.shape)
+    return dataclasses.replace(
+        sample, routes=dataclasses.replace(sample.routes, data=np.roll(ids, 2, 0).tobytes())
+    )
+
+
 STEPS = (
+    Defect(
+        "router replay misaligned",
+        7,
+        "bf16",
+        "tiny-moe",
+        _result(batch, "sample_of", _two_tokens_off),
+        asked=_replays,
+    ),
     Defect(
         "DGrad through the wrong weight",
         7,

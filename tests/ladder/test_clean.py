@@ -19,6 +19,13 @@ def test_a_clean_system_climbs_all_levels(recipe: str, model: str) -> None:
     assert all(result.checks for result in report.results if result.level != 3 or recipe != "bf16")
 
 
+def test_a_job_that_replays_routes_climbs_too() -> None:
+    spec = spec_of("unified_fp8", "tiny-moe")
+    replaying = spec.trainer.model_copy(update={"router_replay": True})
+    report = climbed(spec.model_copy(update={"trainer": replaying}), (4, 5, 7))
+    assert report.failed_at is None, story(report)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, SEEDS))
 def test_no_level_fails_on_the_clean_system_for_any_seed(seed: int) -> None:

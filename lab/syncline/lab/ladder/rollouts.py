@@ -27,12 +27,14 @@ ENGINES: tuple[Engine, ...] = ("reference", "sglang")
 class Rollouts(Protocol):
     """Makes the engines of a climb and looks into them.
 
-    name      of the engine
-    without   level -> why this engine has nothing to compare there
-    running   why requests cannot be followed through a commit; "": they can
+    name          of the engine
+    without       level -> why this engine has nothing to compare there
+    running       why requests cannot be followed through a commit; "": they can
+    shows_state   whether what a request keeps can be read
     """
 
     name: Engine
+    shows_state: bool
     without: Mapping[Level, str]
     running: str
 
@@ -61,6 +63,7 @@ class InProcess:
     """The reference engine: everything of it can be looked at."""
 
     name: Engine = "reference"
+    shows_state = True
     without: Mapping[Level, str] = MappingProxyType({})
     running = ""
 
@@ -96,6 +99,7 @@ class Servers:
     """
 
     name: Engine = "sglang"
+    shows_state = False
     without: Mapping[Level, str] = MappingProxyType(
         {
             3: "its operators run in the server's process, and show from level 4 on",

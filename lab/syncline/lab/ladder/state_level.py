@@ -12,8 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from syncline.contract.token_path import Trajectory
+from syncline.lab.ladder import kept
 from syncline.lab.ladder.apart import SUMS, SUMS_SOURCE, apart_N, gap
-from syncline.lab.ladder.records import Check
+from syncline.lab.ladder.records import Check, absent
 from syncline.lab.ladder.subject import Subject
 from syncline.lab.measure import Scores, behaviour
 from syncline.numerics.route_agreement import RouteCounts
@@ -33,11 +34,13 @@ def checks(subject: Subject) -> Iterator[Check]:
     records, names, kv = subject.records, subject.names, subject.contract.rollout.kv_cache
     wide, stored = subject.prefill("wide"), subject.prefill(kv)
     matched = subject.matched_routes()
-    if matched is not None:
-        yield _routes("experts: trainer against prefill", matched, wide)
-    if kv == "wide" and matched is not None:
-        yield _routes("experts: decode against prefill", _recorded(records), wide)
     order, order_source = order_of(subject)
+    if matched is None:
+        yield absent("experts", "the model does not route")
+    else:
+        yield _routes("experts: trainer against prefill", matched, wide, TIES)
+        due = wide if kv == "wide" else stored
+        yield _routes("experts: decode against prefill", _recorded(records), due, max(TIES, order))
     together = subject.pair.score_trainer(records, as_rollout=True)
     alone = subject.trainer_alone(as_rollout=True)
     name = "the trainer's batch against one at a time"
@@ -52,6 +55,7 @@ def checks(subject: Subject) -> Iterator[Check]:
             bound=subject.contract.expected.high or float("inf"),
             source="expected.high of the contract",
         )
+    yield from kept.checks(subject, order, order_source)
     decoded = behaviour(records)
     yield gap("decode against prefill", decoded, prefilled, names, bound=order, source=order_source)
     yield _growth(records, decoded, prefilled, order)
@@ -80,18 +84,18 @@ def _ids(experts: Experts | None) -> Tensor:
     return RecordedRoutes(experts.data, experts.shape, experts.dtype).ids()
 
 
-def _routes(name: str, one: Sequence[Tensor], other: Sequence[Score]) -> Check:
+def _routes(name: str, one: Sequence[Tensor], other: Sequence[Score], bound: float) -> Check:
     """Expert ids by layer: the first layer that differs says more than the last log-prob."""
     counts = [RouteCounts.of(a, _ids(b.experts)) for a, b in zip(one, other, strict=True)]
     tokens = sum(c.tokens for c in counts)
     layers = len(counts[0].equal)
     unequal = [1 - sum(c.equal[n] for c in counts) / tokens for n in range(layers)]
-    first = next((f"layer {n}" for n, share in enumerate(unequal) if share > TIES), "")
+    first = next((f"layer {n}" for n, share in enumerate(unequal) if share > bound), "")
     return Check(
         name=name,
         found=max(unequal),
-        bound=TIES,
-        source="equal values choose equal experts, but for ties",
+        bound=bound,
+        source="equal values choose equal experts, but for ties and values at the edge between two codes",
         unit="of tokens, in the worst layer",
         where=first,
     )

@@ -8,6 +8,7 @@ Legend: T tokens, S sampled ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from syncline.contract.precision import Trainer
 from syncline.contract.token_path import Trajectory
 from syncline.lab.ladder.gemms import Gemms, weights_through
 from syncline.lab.ladder.subject import Subject
+from syncline.reference.routes import RecordedRoutes, replaying
 from syncline.reference.state import named_windows
 
 EPSILON = 1e-8  # AdamW's, as torch has it
@@ -60,7 +62,8 @@ def gradients(
 def _loss(model: nn.Module, record: Trajectory, advantage: float, subject: Subject, total: int) -> Tensor:
     ids_1T = torch.tensor([list(record.tokens)])
     start = record.segments[0].end
-    logits_SV = model(input_ids=ids_1T, use_cache=False).logits[0, start - 1 : -1].float()
+    with _routed(model, record, subject):
+        logits_SV = model(input_ids=ids_1T[:, :-1], use_cache=False).logits[0, start - 1 :].float()
     logprobs_SV = torch.log_softmax(logits_SV / subject.spec.sampling.temperature, dim=-1)
     now_S = logprobs_SV.gather(1, ids_1T[0, start:, None])[:, 0]
     ratio_S = (now_S - torch.tensor(record.logprobs)).exp()
@@ -68,6 +71,16 @@ def _loss(model: nn.Module, record: Trajectory, advantage: float, subject: Subje
     bounded_S = ratio_S.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     each_S = torch.maximum(-advantage * ratio_S, -advantage * bounded_S)
     return (each_S * torch.tensor(list(record.loss_mask), dtype=torch.float32)).sum() / total
+
+
+def _routed(model: nn.Module, record: Trajectory, subject: Subject) -> AbstractContextManager[object]:
+    """The record's experts, where the job replays them."""
+    if not subject.spec.trainer.router_replay:
+        return nullcontext()
+    assert record.expert_ids is not None
+    assert record.expert_shape is not None
+    assert record.expert_dtype is not None
+    return replaying(model, RecordedRoutes(record.expert_ids, record.expert_shape, record.expert_dtype).ids())
 
 
 # ---- adapters ---------------------------------------------------------------------------------------------------
