@@ -31,7 +31,7 @@ TICK = 0.1
 BACK_OFF = 0.5  # seconds before the first restart of a container, doubled up to the last
 LAST_BACK_OFF = 5.0
 MARK = "SYNCLINE_TEST_CONTAINER"  # variable by which everything that runs in a container is found
-NODE = "node0"
+SERVICES = ("gateway", "scheduler", "errands", "rollout", "trainer", "sync")
 
 
 def now() -> str:
@@ -39,10 +39,17 @@ def now() -> str:
 
 
 class Kubelet:
-    """One node. `volumes`: PersistentVolumeClaim -> folder. `account`: a service account's view of the server."""
+    """One node, for the pods of one namespace.
 
-    def __init__(self, rest: Rest, folder: Path, volumes: dict[str, Path], account: Any) -> None:
-        self.rest, self.folder, self.volumes, self.account = rest, folder, volumes, account
+    volumes   PersistentVolumeClaim -> folder
+    account   a service account's view of the server
+    """
+
+    def __init__(
+        self, rest: Rest, namespace: str, folder: Path, volumes: dict[str, Path], account: Any
+    ) -> None:
+        self.rest, self.namespace, self.folder = rest, namespace, folder
+        self.volumes, self.account, self.node = volumes, account, f"node-{namespace}"
         self.pods: dict[str, PodRun] = {}  # by uid
         self.ended: list[
             dict[str, Any]
@@ -56,8 +63,10 @@ class Kubelet:
 
     def stop(self) -> None:
         self._stop.set()
+        self._thread.join()
         for run in list(self.pods.values()):
             run.abandon()
+        self.rest.send("DELETE", f"/api/v1/nodes/{self.node}")
 
     def run_of(self, pod: str) -> PodRun:
         """The live pod with this name."""
@@ -76,18 +85,19 @@ class Kubelet:
             "nvidia.com/gpu": "8",
             "ephemeral-storage": "1Ti",
         }
-        labels = {"kubernetes.io/hostname": NODE, "accelerator": "test"}
-        self.rest.make("/api/v1/nodes", {"kind": "Node", "metadata": {"name": NODE, "labels": labels}})
+        labels = {"kubernetes.io/hostname": self.node, "accelerator": "test"}
+        self.rest.make("/api/v1/nodes", {"kind": "Node", "metadata": {"name": self.node, "labels": labels}})
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now()}
         status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}
-        self.rest.patch(f"/api/v1/nodes/{NODE}/status", {"status": status})
-        self.rest.patch(f"/api/v1/nodes/{NODE}", {"spec": {"taints": None}})
+        self.rest.patch(f"/api/v1/nodes/{self.node}/status", {"status": status})
+        self.rest.patch(f"/api/v1/nodes/{self.node}", {"spec": {"taints": None}})
 
     def _follow(self) -> None:
         """List and look, every tick: a node of this size needs no watch."""
         while not self._stop.wait(TICK * 2):
             try:
-                listed = self.rest.items("/api/v1/pods", fieldSelector=f"spec.nodeName={NODE}")
+                path = f"/api/v1/namespaces/{self.namespace}/pods"
+                listed = self.rest.items(path, fieldSelector=f"spec.nodeName={self.node}")
             except httpx.HTTPError:
                 continue
             there = {pod["metadata"]["uid"]: pod for pod in listed}
@@ -245,7 +255,11 @@ class PodRun:
     def _value(self, source: Body) -> str | None:
         if "fieldRef" in source:
             field = source["fieldRef"]["fieldPath"]
-            plain = {"status.podIP": self.address, "status.hostIP": "127.0.0.1", "spec.nodeName": NODE}
+            plain = {
+                "status.podIP": self.address,
+                "status.hostIP": "127.0.0.1",
+                "spec.nodeName": self.kubelet.node,
+            }
             plain |= {f"metadata.{k}": self.pod["metadata"][k] for k in ("name", "namespace", "uid")}
             indexed = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", field)
             return (
@@ -335,7 +349,7 @@ class ContainerRun:
     def _start(self) -> None:
         mounts = self.pod.mounts(self.spec)
         env = {name: mapped(value, mounts) for name, value in self.pod.environment(self.spec).items()}
-        words = [*self.spec.get("command", []), *self.spec.get("args", [])]
+        words = [*self.spec.get("command", entry_point(self.spec["image"])), *self.spec.get("args", [])]
         words = [
             mapped(re.sub(r"\$\((\w+)\)", lambda m: env.get(m[1], m[0]), word), mounts) for word in words
         ]
@@ -414,6 +428,12 @@ class ContainerRun:
 
 
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+def entry_point(image: str) -> list[str]:
+    """What the image of one of our services runs by itself, as its Dockerfile says."""
+    name = re.sub(r"[:@].*", "", image.rpartition("/")[2])
+    return ["python", "-m", f"syncline.{name}"] if name in SERVICES else []
 
 
 def mapped(text: str, mounts: dict[str, Path]) -> str:

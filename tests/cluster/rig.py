@@ -44,10 +44,16 @@ class Rig:
         self.redis.start()
         self.volumes: dict[str, Path] = {}
         self.rest.make("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
-        self.kubelet = Kubelet(self.rest, self.folder / "pods", self.volumes, self.plane.account)
+        self.kubelet = Kubelet(
+            self.rest, self.namespace, self.folder / "pods", self.volumes, self.plane.account
+        )
         self.http = httpx.Client(timeout=30)
 
     def stop(self) -> None:
+        """Leave nothing that another test's node could be given."""
+        everything = {"propagationPolicy": "Background", "gracePeriodSeconds": "0"}
+        for path in (self.at("statefulsets", "apps"), self.at("deployments", "apps"), self.at("pods")):
+            self.rest.send("DELETE", path, **everything)
         self.kubelet.stop()
         self.http.close()
         self.redis.stop()
@@ -81,8 +87,8 @@ class Rig:
         asked = self.volume(name, folder)
         self.rest.make(self.at("persistentvolumeclaims"), {"metadata": {"name": name}, "spec": asked})
 
-    def install(self) -> None:
-        """The least that a chart does: accounts, rights, settings, and the three services."""
+    def rights(self) -> None:
+        """Volumes, accounts, rights and the secret: what pods of jobs, and a launcher, need."""
         self.claim("f-runs", self.runs)
         self.claim("f-models", self.models)
         for account in ("f-scheduler", "f-job", "default"):
@@ -99,6 +105,10 @@ class Rig:
         self.rest.make(
             self.at("secrets"), {"metadata": {"name": "f-redis"}, "stringData": {"url": self.redis_url}}
         )
+
+    def install(self) -> None:
+        """The least that a chart does: what jobs need, settings, and the three services."""
+        self.rights()
         text = json.dumps(self.launcher_file())
         self.rest.make(
             self.at("configmaps"), {"metadata": {"name": "f-launcher"}, "data": {"launcher.yaml": text}}

@@ -78,8 +78,6 @@ class Leader:
 
     def release(self) -> None:
         """Let the next have it at once, if it is ours."""
-        if not self.leads:
-            return
         self._until = float("-inf")
         try:
             lease = self._api.get("Lease", self._name)
