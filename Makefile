@@ -24,7 +24,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test fuzz test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart dashboards
+.PHONY: run test fuzz test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart test-cluster dashboards
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -32,7 +32,7 @@ run: $(VENV)/.installed
 
 # suites that only compute: none measures a pause or counts processes, so several files may run at once
 TOGETHER := $(addprefix tests/,chart contract exporting lab ladder layout numerics report sync trainer)
-PYTEST := $(BIN)/python -m pytest -q -m "not long and not sglang and not megatron and not browser" --durations=15
+PYTEST := $(BIN)/python -m pytest -q -m "not long and not sglang and not megatron and not browser and not cluster" --durations=15
 
 ## everything that must hold before a change goes in
 test: $(VENV)/.installed-dev lint types
@@ -102,6 +102,11 @@ test-chart: $(VENV)/.installed-dev
 ## write the chart's dashboards anew, from helm/dashboards
 dashboards: $(VENV)/.installed-dev
 	$(BIN)/python helm/dashboards/make.py
+
+## jobs and the chart in a real control plane of Kubernetes, which the first run builds (12 minutes)
+test-cluster: $(VENV)/.installed-dev
+	tests/cluster/tools/control_plane.sh
+	$(BIN)/python -m pytest -q tests/cluster --durations=15
 
 clean:
 	rm -rf $(VENV) $(SGLANG) runs
