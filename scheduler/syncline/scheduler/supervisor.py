@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from syncline.runtime.bus import Bus, BusDown, UnsafeServer
+from syncline.runtime.durable import disk_full
 from syncline.runtime.settings import Settings
 from syncline.scheduler.launch.launcher import Placement, Process
 from syncline.scheduler.launch.local import LocalLauncher
@@ -142,9 +143,15 @@ class Supervisor:
     def _note_pids(self) -> None:
         views = self._launcher.observe().processes
         pids = {name: view.pid for name, view in sorted(views.items()) if view.pid is not None}
-        if pids != self._up.pids:
-            self._up = msgspec.structs.replace(self._up, pids=pids)
+        if pids == self._up.pids:
+            return
+        before, self._up = self._up, msgspec.structs.replace(self._up, pids=pids)
+        try:
             self._write_up()
+        except OSError as error:
+            if not disk_full(error):
+                raise
+            self._up = before  # written once there is room
 
     def _write_up(self) -> None:
         path = up_file(self.settings.runs)

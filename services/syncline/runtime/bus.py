@@ -48,6 +48,9 @@ _SOCKET = (
 )
 
 
+AT_ONCE = 16  # entries that one round trip fetches: a record may have tens of kilobytes
+
+
 class BusDown(Exception):
     """Redis could not be reached, or was full, until the deadline, or it will never let us in."""
 
@@ -111,12 +114,21 @@ class Bus(Commands):
         except CommandRefused as error:
             if error.code != "NOSCRIPT":
                 raise
-        self.call("SCRIPT", "LOAD", lua)  # a new server, or one that was flushed
-        return self.many(commands)
+        # a new server, or one that was flushed: with its text, so that another flush in between does no harm
+        return self.many([("EVAL", lua, len(keys), *keys, *args) for keys, args in calls])
 
     def newest(self, key: str, count: int) -> list[Entry]:
         """The `count` newest entries of a stream, oldest first."""
         return entries_of(key, self.call("XREVRANGE", key, "+", "-", "COUNT", count)[::-1])[0]
+
+    def entries_at(self, key: str, ids: Sequence[str]) -> dict[str, Entry]:
+        """The entries of a stream with these ids, by id; a round trip fetches `AT_ONCE` of them. Absent: gone."""
+        found: dict[str, Entry] = {}
+        for first in range(0, len(ids), AT_ONCE):
+            asked = [("XRANGE", key, id, id) for id in ids[first : first + AT_ONCE]]
+            for rows in self.many(asked):
+                found |= {entry.id: entry for entry in entries_of(key, rows)[0]}
+        return found
 
     def ping(self) -> bool:
         """True once the server has answered."""

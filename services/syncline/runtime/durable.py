@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether `error` says that a file system had no room: what was to be written can be once there is some.
+
+    Libraries that write by themselves (safetensors) say it in words only.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return "No space left on device" in str(error)
 
 
 def sync_file(path: Path) -> str:

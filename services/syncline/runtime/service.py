@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from syncline.contract.events import Event, Failed, Heartbeat
+from syncline.contract.events import Alarm, Event, Failed, Heartbeat
 from syncline.contract.streams import EVENTS, HEARTBEAT
 from syncline.runtime import tracing
 from syncline.runtime.bus import Bus, BusDown, ServerReplaced, UnsafeServer, pack
+from syncline.runtime.durable import disk_full
 from syncline.runtime.lease import Lease, LeaseLost, LeaseNotGiven
 from syncline.runtime.settings import Settings
 
@@ -82,7 +83,9 @@ class ServiceContext:
     def require_same_server(self) -> None:
         """Raises `ServerReplaced`: a process that lives by what Redis remembers begins again from it."""
         if self.bus.replaced():
-            raise ServerReplaced("another Redis process answers now: this process begins again from what it holds")
+            raise ServerReplaced(
+                "another Redis process answers now: this process begins again from what it holds"
+            )
 
     def thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """Start a daemon thread whose failure ends the process."""
@@ -208,7 +211,10 @@ def fail(context: ServiceContext, reason: str, error: Exception) -> None:
         return
     context.bus.deadline = LEAVING
     try:
-        context.emit(Failed(who=context.name, reason=reason))
+        if disk_full(error):  # there may be room again: another one goes on from what is whole on disk
+            context.emit(Alarm(who=context.name, update=0, what=f"the disk is full: {reason}"))
+        else:
+            context.emit(Failed(who=context.name, reason=reason))
     except Exception as second:  # noqa: BLE001 - the frame
         context.log.error("could not report the failure: %s", second)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
 import signal
@@ -29,9 +30,11 @@ from typing import IO, Literal
 import msgspec
 import psutil
 
+from syncline.runtime.durable import disk_full
 from syncline.scheduler.launch.identity import TOKEN, alive, boot, since_boot, with_token
 from syncline.scheduler.launch.launcher import Observed, Placement, Process, ProcessView
 
+_LOG = logging.getLogger("syncline.launcher")
 ALLOWED = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "TMPDIR")
 ALLOWED_PREFIXES = ("SYNCLINE_", "OTEL_", "PYTHON")
 FIRST_BACK_OFF = 0.2
@@ -110,7 +113,15 @@ class LocalLauncher:
         self._adopt_unfinished_starts()
 
     def apply(self, placement: Placement) -> None:
-        """Take the next step towards `placement`; never waits."""
+        """Take the next step towards `placement`; never waits. On a full disk the step is tried again next time."""
+        try:
+            self._step(placement)
+        except OSError as error:
+            if not disk_full(error):
+                raise
+            _LOG.warning("%s: %s", self._file, error)
+
+    def _step(self, placement: Placement) -> None:
         self._refresh()
         wanted = {process.name: process for process in placement.processes}
         for name in [name for name in self._records if name not in wanted]:
@@ -136,7 +147,12 @@ class LocalLauncher:
 
     def close(self) -> None:
         """Give up ownership; the processes run on."""
-        self._save()
+        try:
+            self._save()
+        except OSError as error:
+            if not disk_full(error):
+                raise
+            _LOG.warning("%s: %s", self._file, error)  # a start that is not noted is found by its token
         self._lock.close()
 
     # ---- one process ---------------------------------------------------------------------------------------
@@ -178,6 +194,8 @@ class LocalLauncher:
                 )
         except OSError as error:
             record.token = ""
+            if disk_full(error):
+                raise
             raise ValueError(f"process {process.name!r} cannot be started: {error}") from None
         self._children[child.pid] = child
         record.pid, record.created = child.pid, since_boot(psutil.Process(child.pid))

@@ -1,4 +1,6 @@
-"""Turns the wall clock of every Python process that finds this on its path: by the seconds in the file `CLOCK_FILE`.
+"""Turns the wall clock of every Python process that imports this: by the seconds in the file `PYTHON_CLOCK_FILE`.
+
+`storm.py` puts a copy on PYTHONPATH as `sitecustomize`, which Python imports at its start.
 
 The monotonic clock goes on as it is. (libfaketime cannot do it here: with a monotonic clock that is left alone, its
 release 0.9.10 answers absolute sleeps with EINVAL.)
@@ -9,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-_FILE = os.environ.get("CLOCK_FILE", "")
+_FILE = os.environ.get("PYTHON_CLOCK_FILE", "")
 _time, _time_ns = time.time, time.time_ns
 
 
