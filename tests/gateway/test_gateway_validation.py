@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,32 @@ def test_a_failing_level_is_named_with_its_diagnosis(real: Server) -> None:
     assert len(view["results"]) == 1, "the climb stops there"
     assert "gap is normal" in view["diagnosis"]["symptom"]
     assert "Level 1 fails" in real.http.get(f"{path}/1/report").text
+
+
+def test_the_command_follows_the_gateway_and_shows_what_it_shows(real: Server) -> None:
+    job = real.submit(model={"name": "tiny-dense"}, precision={"custom": without_baseline()})
+    done = syncline("--url", real.url, "validate", job, "--levels", "1-2")
+    assert done.returncode == 1, done.stderr
+    view = real.http.get(f"/v1/jobs/{job}/validation/1").json()["validation"]
+    assert (view["levels"], view["state"]) == ([1, 2], "fails")
+    assert done.stderr.splitlines()[0].startswith("1  precision contract"), "levels are told as they end"
+    for words in (view["diagnosis"]["cause"], "level 1 fails", "expected.high", view["evidence"]):
+        assert words in done.stdout
+    told = syncline("--url", real.url, "validate", job, "--levels", "1", "--json")
+    again = real.http.get(f"/v1/jobs/{job}/validation/2").json()["validation"]
+    assert json.loads(told.stdout) == again
+    for wrong, says in (
+        (["--levels", "10"], "there is no level"),
+        (["--model", "tiny"], "a job says it itself"),
+    ):
+        refused = syncline("--url", real.url, "validate", job, *wrong)
+        assert refused.returncode == 2
+        assert says in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def syncline(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("syncline")), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_one_that_runs_is_stopped_and_one_that_is_killed_says_so(real: Server) -> None:

@@ -9,32 +9,23 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import cast
 
 from syncline.contract.job import JobSpec
 from syncline.contract.validation import PAGE
-from syncline.contract.validation_words import line, text
+from syncline.contract.validation_words import levels_of, line, text
 from syncline.lab.evidence import Evidence
-from syncline.lab.ladder.climb import LEVELS, climb
+from syncline.lab.ladder.climb import climb
 from syncline.lab.ladder.records import Level, Result
 from syncline.lab.ladder.rollouts import ENGINES, missing, rollouts_of
 from syncline.lab.pair import one_thread
 
 
-def levels_of(given: str) -> tuple[Level, ...]:
-    """`1-5` or `1,2,6`. Raises `argparse.ArgumentTypeError` naming what is wrong."""
-    found: set[int] = set()
-    for part in given.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{part!r} is no level; write them as 1-5 or 1,2,6")
-        found |= set(range(int(first), int(last or first) + 1))
-    unknown = sorted(found - LEVELS.keys())
-    if unknown or not found:
-        raise argparse.ArgumentTypeError(
-            f"there is no level {unknown[:1] or given}; there are 1 to {max(LEVELS)}"
-        )
-    return cast(tuple[Level, ...], tuple(sorted(found)))
+def levels(given: str) -> tuple[Level, ...]:
+    """`levels_of`, as argparse wants it."""
+    try:
+        return levels_of(given)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, required=True, help="folder of validation.json and validation.html"
     )
-    parser.add_argument("--levels", type=levels_of, default=levels_of("1-7"), metavar="1-7")
+    parser.add_argument("--levels", type=levels, default=levels("1-7"), metavar="1-7")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="of rollout")
     args = parser.parse_args(arguments)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -34,6 +35,7 @@ from syncline.contract.validation import (
 from syncline.contract.validation_words import boundary
 from syncline.lab.evidence import Evidence, earlier
 from syncline.lab.ladder.climb import climb
+from syncline.lab.ladder.rollouts import missing, rollouts_of
 from syncline.lab.pair import one_thread
 from syncline.runtime import tracing, validations
 from syncline.runtime.settings import Settings
@@ -69,7 +71,10 @@ def main(job: str, number: int, attached: bool = False) -> int:
 
 def _levels(request: ValidationRequest, settings: Settings) -> Run:
     def run(spec: JobSpec, scratch: Path, tell: Tell) -> Report:
-        return climb(spec, settings.models, scratch, request.levels, tell)
+        if why := missing(spec.rollout.engine):
+            raise ValueError(why)
+        with closing(rollouts_of(spec.rollout.engine, scratch)) as engines:
+            return climb(spec, settings.models, scratch, request.levels, tell, engines)
 
     return run
 

@@ -12,8 +12,10 @@ from typing import Annotated
 import typer
 
 from syncline.scheduler.cli_jobs import read_spec
-from syncline.scheduler.cli_session import INTERRUPTED, reading, settings
+from syncline.scheduler.cli_session import INTERRUPTED, settings
+from syncline.scheduler.cli_validation import of_job
 
+REFERENCE = "reference"
 _JOB = re.compile(r"j[0-9a-f]{10}")
 MODELS = {"glm52": "tiny-glm", "lora_frozen_mxfp4": "tiny-kimi", "qwen38": "tiny-hybrid"}
 """Recipe -> the example model that has its tensors; the others are for the tiny MoE."""
@@ -28,20 +30,27 @@ def validate(
     target: Target,
     model: Annotated[str | None, typer.Option(help="for a recipe: a folder under the model root")] = None,
     levels: Annotated[
-        str, typer.Option(help="which, as 1-5 or 1,2,6; 8 is a short run, 9 a profile")
-    ] = "1-7",
+        str | None,
+        typer.Option(
+            help="which, as 1-5 or 1,2,6; default: 1-7, or a job's own; 8 is a short run, 9 a profile"
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="default: RUNS/validate-TARGET")] = None,
     json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
     engine: Annotated[
         str, typer.Option(help="of rollout: reference, or sglang, which starts servers of its own")
-    ] = "reference",
+    ] = REFERENCE,
 ) -> None:
     """Find the boundary at which trainer and rollout part: levels in order, up to the first that fails."""
+    if _JOB.fullmatch(target):
+        _refuse_for_a_job(model=model, out=out, engine=engine)
+        of_job(context, target, levels, json)
+        return
     here = settings()
-    spec = _spec(context, target, model)
+    spec = _spec(target, model)
     folder = out or here.runs / f"validate-{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(target).stem)}"
     command = [sys.executable, "-m", "syncline.lab.validate", "--models", str(here.models)]
-    command += ["--out", str(folder), "--levels", levels, *(["--json"] if json else [])]
+    command += ["--out", str(folder), "--levels", levels or "1-7", *(["--json"] if json else [])]
     command += ["--engine", engine]
     # a shell starts background jobs with SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,7 +65,18 @@ def validate(
         raise typer.Exit(code)
 
 
-def _spec(context: typer.Context, target: str, model: str | None) -> str:
+def _refuse_for_a_job(*, model: str | None, out: Path | None, engine: str) -> None:
+    """A job says itself what it is of, and its figures lie in its folder."""
+    for name, given in (
+        ("--model", model is not None),
+        ("--out", out is not None),
+        ("--engine", engine != REFERENCE),
+    ):
+        if given:
+            raise typer.BadParameter("is for a recipe or a spec; a job says it itself", param_hint=name)
+
+
+def _spec(target: str, model: str | None) -> str:
     """The job spec, as JSON, that holds what is to be validated."""
     from syncline.contract.job import JobSpec
     from syncline.contract.recipes import RECIPES
@@ -71,9 +91,6 @@ def _spec(context: typer.Context, target: str, model: str | None) -> str:
         return JobSpec.model_validate(recipe).canonical()
     if model is not None:
         raise typer.BadParameter("is for a recipe; a spec and a job name their model", param_hint="--model")
-    if _JOB.fullmatch(target):
-        with reading(context) as client:
-            return JobSpec.model_validate(client.get(f"/v1/jobs/{target}")["spec"]).canonical()
     if not Path(target).exists():
         known = ", ".join(sorted(RECIPES))
         message = f"{target!r} is no recipe, file or job; recipes: {known}"

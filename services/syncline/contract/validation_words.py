@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from syncline.contract.validation import TITLES, Check, Diagnosis, Level, Report, Result
+from syncline.contract.validation import LEVELS, TITLES, Check, Diagnosis, Level, Report, Result
 
 
 def line(result: Result) -> str:
@@ -46,6 +46,20 @@ def words(check: Check) -> str:
     where = f", at {check.where}" if check.where else ""
     before = "" if check.baseline is None else f", {check.baseline:.3g} when it held"
     return f"{check.name}: {check.found:.3g} {check.unit}, at most {check.bound:.3g} ({check.source}){before}{where}"
+
+
+def levels_of(given: str) -> tuple[Level, ...]:
+    """`1-5` or `1,2,6` as levels in order. Raises `ValueError` naming what is wrong."""
+    found: set[int] = set()
+    for part in given.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{part!r} is no level; write them as 1-5 or 1,2,6")
+        found |= set(range(int(first), int(last or first) + 1))
+    unknown = sorted(found - {*LEVELS})
+    if unknown or not found:
+        raise ValueError(f"there is no level {unknown[:1] or given}; there are 1 to {max(LEVELS)}")
+    return tuple(level for level in LEVELS if level in found)
 
 
 def boundary(level: Level) -> str:
