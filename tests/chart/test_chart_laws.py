@@ -49,6 +49,17 @@ def test_all_that_runs_is_bounded_and_least(release: list[Manifest]) -> None:
             assert container["image"].rpartition(":")[2] not in ("", "latest"), where
 
 
+def test_walls_for_user_code_can_be_permitted() -> None:
+    sets = ("errands.seccomp.type=Localhost", "errands.seccomp.localhostProfile=syncline.json")
+    (container,) = named(render(sets=sets), "Deployment", "-errands")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    profile = {"type": "Localhost", "localhostProfile": "syncline.json"}
+    assert container["securityContext"]["seccompProfile"] == profile
+    (container,) = named(render(), "Deployment", "-errands")["spec"]["template"]["spec"]["containers"]
+    assert container["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
 def test_what_serves_has_probes_that_differ(release: list[Manifest]) -> None:
     """Alive and able to work are two questions, and a start has a budget of its own."""
     for manifest in release:

@@ -76,6 +76,10 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         ("otel.endpoint", "not both"),
     ),
     "a collector that leads nowhere": ("otel: {collector: {enabled: true}}", ("otel.collector.exportTo",)),
+    "a profile without a name": (
+        "errands: {seccomp: {type: Localhost}}",
+        ("errands.seccomp.localhostProfile",),
+    ),
     "no account": ("serviceAccount: {create: false}", ("serviceAccount.name",)),
     "an autoscaler upside down": (
         "errands: {autoscaling: {enabled: true, minReplicas: 9, maxReplicas: 3}}",

@@ -18,10 +18,13 @@ FILE = ROOT / "docker-compose.yml"
 GIVEN = {"SYNCLINE_TOKEN": "t" * 20, "SYNCLINE_REDIS_PASSWORD": "p" * 20}
 
 
-def config(file: Path, given: dict[str, str] = GIVEN, *more: str) -> tuple[int, str]:
+def config(
+    file: Path, given: dict[str, str] = GIVEN, *more: str, also: Path | None = None
+) -> tuple[int, str]:
     env = {"PATH": os.environ["PATH"], "HOME": str(file.parent), **given}
     nothing = ["--env-file", os.devnull]  # a developer's own .env is not what is tested
-    return ran(compose(), *nothing, "--project-directory", ROOT, "-f", file, "config", *more, env=env)
+    files = [part for path in (file, also) if path is not None for part in ("-f", path)]
+    return ran(compose(), *nothing, "--project-directory", ROOT, *files, "config", *more, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,15 @@ def resolved() -> dict[str, Any]:
 
 def test_compose_takes_it() -> None:
     assert config(FILE, GIVEN, "-q") == (0, "")
+
+
+def test_compose_takes_it_with_gpus() -> None:
+    code, said = config(FILE, GIVEN, "--format", "json", also=ROOT / "compose" / "gpu.yaml")
+    assert code == 0, said
+    found = json.loads(said)["services"]
+    device = {"capabilities": ["gpu"], "driver": "nvidia", "count": -1}
+    assert found["scheduler"]["deploy"]["resources"]["reservations"]["devices"] == [device]
+    assert "deploy" not in found["gateway"]
 
 
 @pytest.mark.parametrize("missing", GIVEN)
