@@ -15,7 +15,7 @@ from syncline.contract import events
 from syncline.contract.events import Phase
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments
-from syncline.runtime.ledger import Claim, LedgerBroken
+from syncline.runtime.ledger import Claim, LagBroken, LedgerBroken
 from syncline.runtime.service import ServiceContext
 from syncline.trainer.assembly import Parts, assemble, resident
 from syncline.trainer.restoring import forgotten
@@ -169,7 +169,13 @@ class Trainer:
         number = self.version.number
         waited = self.waiting.go()
         self._expired += self.parts.intake.expire_overdue(number)
-        claim = self.parts.ledger.claim(number + 1, number)
+        try:
+            claim = self.parts.ledger.claim(number + 1, number)
+        except LagBroken:
+            if not self.ctx.bus.replaced():
+                raise
+            self.remind()  # an older Redis offers what was trained long ago
+            return None
         if claim is None and waited > self.parts.spec.limits.batch_wait:
             missing = what_is_missing(self.parts.ledger, number)
             raise BatchOverdue(f"no batch for update {number + 1} within {waited:.0f} s: {missing}")
