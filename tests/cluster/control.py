@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,10 +47,15 @@ class Rest:
         )
 
     def send(
-        self, method: str, path: str, body: Body | None = None, kind: str = "application/json", **query: str
+        self,
+        method: str,
+        path: str,
+        body: Body | None = None,
+        kind: str = "application/json",
+        query: Mapping[str, str] | None = None,
     ) -> Body:
         headers = {"content-type": kind}
-        answer = self.http.request(method, path, json=body, headers=headers, params=query)
+        answer = self.http.request(method, path, json=body, headers=headers, params=dict(query or {}))
         if answer.is_error:
             raise httpx.HTTPStatusError(
                 f"{method} {path}: {answer.text}", request=answer.request, response=answer
@@ -61,7 +67,7 @@ class Rest:
         self.http.close()
 
     def get(self, path: str, **query: str) -> Body:
-        return self.send("GET", path, **query)
+        return self.send("GET", path, query=query)
 
     def items(self, path: str, **query: str) -> list[Body]:
         found: list[Body] = self.get(path, **query)["items"]

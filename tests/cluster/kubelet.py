@@ -209,18 +209,19 @@ class PodRun:
     def mounts(self, container: Body) -> dict[str, Path]:
         """Mount path -> folder of this machine."""
         volumes = {volume["name"]: volume for volume in self.pod["spec"].get("volumes", [])}
-        found = {}
+        found: dict[str, Path] = {}
         for mount in container.get("volumeMounts", []):
             if mount["mountPath"] == "/dev/shm":
                 continue
-            folder = self._volume(volumes[mount["name"]])
-            found[mount["mountPath"]] = folder / mount["subPath"] if mount.get("subPath") else folder
+            sub_path: str = mount.get("subPath", "")
+            found[str(mount["mountPath"])] = self._volume(volumes[mount["name"]]) / sub_path
         return found
 
     def _volume(self, volume: Body) -> Path:
         if "persistentVolumeClaim" in volume:
-            return self.kubelet.volumes[volume["persistentVolumeClaim"]["claimName"]]
-        folder = self.folder / "volumes" / volume["name"]
+            claim: str = volume["persistentVolumeClaim"]["claimName"]
+            return self.kubelet.volumes[claim]
+        folder = self.folder / "volumes" / str(volume["name"])
         folder.mkdir(parents=True, exist_ok=True)
         for kind, path in (("configMap", "configmaps"), ("secret", "secrets")):
             if kind in volume:

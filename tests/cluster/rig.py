@@ -53,7 +53,7 @@ class Rig:
         """Leave nothing that another test's node could be given."""
         everything = {"propagationPolicy": "Background", "gracePeriodSeconds": "0"}
         for path in (self.at("statefulsets", "apps"), self.at("deployments", "apps"), self.at("pods")):
-            self.rest.send("DELETE", path, **everything)
+            self.rest.send("DELETE", path, query=everything)
         self.kubelet.stop()
         self.http.close()
         self.redis.stop()
@@ -151,9 +151,9 @@ class Rig:
                 "SYNCLINE_LAUNCHER_FILE": "/etc/syncline/launcher.yaml",
             }
         redis = {"valueFrom": {"secretKeyRef": {"name": "f-redis", "key": "url"}}}
-        env = [{"name": key, "value": value} for key, value in plain.items()]
+        env: list[Body] = [{"name": key, "value": value} for key, value in plain.items()]
         env += [{"name": "SYNCLINE_HEALTH_HOST", **address}, {"name": "SYNCLINE_REDIS_URL", **redis}]
-        probe = {
+        probe: Body = {
             "httpGet": {"path": "/health", "port": 8081},
             "periodSeconds": 5,
             "failureThreshold": 6,

@@ -79,7 +79,7 @@ def make(rig: Rig) -> Iterator[Make]:
 
     def launcher(**changes: Any) -> KubernetesLauncher:
         plan = read(json.dumps(rig.launcher_file(**changes)))
-        client = config.new_client_from_config(config_file=str(path))
+        client = config.new_client_from_config(config_file=str(path))  # type: ignore[no-untyped-call]
         made.append(KubernetesLauncher(plan, spawn, f"test{len(made)}", threading.Event(), client))
         return made[-1]
 
@@ -240,15 +240,12 @@ def test_of_two_launchers_one_leads_and_a_frozen_one_writes_no_more(rig: Rig) ->
     first, second = (
         Leader(Api(rig.namespace, client(rig)), "f-scheduler", holder, 10.0) for holder in ("a", "b")
     )
-    assert first.turn()
-    assert first.leads
-    assert not second.turn()
-    assert not second.leads
+    assert (first.turn(), first.leads) == (True, True)
+    assert (second.turn(), second.leads) == (False, False)
     wait_until(
         second.turn, 30, "the second leads, once the first has not renewed for its duration", every=0.2
     )
-    assert second.leads
-    assert not first.leads
+    assert (second.leads, first.leads) == (True, False)
     assert not first.turn()  # and it learns of it
     with pytest.raises(leading.LeadershipLost):
         first.renew_until(threading.Event())
@@ -260,7 +257,7 @@ def client(rig: Rig) -> Any:
     account = rig.plane.account(rig.namespace, "f-scheduler")
     path = account.kubeconfig(rig.folder / "leader.yaml", rig.namespace)
     account.close()
-    return config.new_client_from_config(config_file=str(path))
+    return config.new_client_from_config(config_file=str(path))  # type: ignore[no-untyped-call]
 
 
 class Forgetful(Api):
@@ -306,7 +303,7 @@ def test_a_job_ends_with_its_owner_though_no_launcher_is_there(rig: Rig, make: M
     launcher = make()
     settle(launcher, placement())
     launcher.close()
-    rig.rest.send("DELETE", rig.at("configmaps", name=JOB), propagationPolicy="Background")
+    rig.rest.send("DELETE", rig.at("configmaps", name=JOB), query={"propagationPolicy": "Background"})
     wait_until(lambda: not rig.owned(JOB), 120, "the garbage collector took all of it", every=0.3)
 
 
