@@ -237,7 +237,7 @@ class Rig:
     # ---- jobs, over REST -----------------------------------------------------------------------------------
     @property
     def url(self) -> str:
-        return f"http://{self.run('f-gateway').address}:8080"
+        return f"http://{self.run(f'{self.full}-gateway').address}:8080"
 
     @property
     def door(self) -> dict[str, str]:
