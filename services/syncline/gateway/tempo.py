@@ -24,7 +24,8 @@ from syncline.gateway.traceql_tree import INTRINSICS, Filter
 from syncline.runtime.trace_store import SpanRecord
 from syncline.runtime.tracing_wire import traces_data, traces_dict, wrapped
 
-router = APIRouter(prefix="/tempo/api", tags=["tempo"], dependencies=[Depends(only_known_parameters)])
+_STRICT = [Depends(only_known_parameters)]
+router = APIRouter(prefix="/tempo/api", tags=["tempo"])
 
 PROTOBUF = "application/protobuf"
 MOST_TRACES, MOST_SPANS, MOST_VALUES = 500, 100, 5000
@@ -61,6 +62,7 @@ Own = Annotated[Bounds, Depends(_own)]
 
 @router.get(
     "/echo",
+    dependencies=_STRICT,
     response_class=PlainTextResponse,
     responses={
         200: {
@@ -75,13 +77,17 @@ def echo() -> Response:
     return PlainTextResponse("echo")
 
 
-@router.get("/status/buildinfo", responses=describe(shapes.BuildInfo, examples.BUILD))
+@router.get("/status/buildinfo", dependencies=_STRICT, responses=describe(shapes.BuildInfo, examples.BUILD))
 def build_info() -> Response:
     """syncline's version."""
     return _reply(shapes.BuildInfo(version=f"syncline-{version('syncline')}"))
 
 
-@router.get("/v2/traces/{trace}", responses=examples.trace_answers(shapes.TraceJson, examples.TRACE))
+@router.get(
+    "/v2/traces/{trace}",
+    dependencies=_STRICT,
+    responses=examples.trace_answers(shapes.TraceJson, examples.TRACE),
+)
 def trace_v2(
     trace: TraceId, request: Request, store: Store, own: Own, start: Start = None, end: End = None
 ) -> Response:
@@ -92,7 +98,11 @@ def trace_v2(
     return _reply(shapes.TraceJson(traces_dict(spans)))
 
 
-@router.get("/traces/{trace}", responses=examples.trace_answers(shapes.BatchesJson, examples.BATCHES))
+@router.get(
+    "/traces/{trace}",
+    dependencies=_STRICT,
+    responses=examples.trace_answers(shapes.BatchesJson, examples.BATCHES),
+)
 def trace_v1(
     trace: TraceId, request: Request, store: Store, own: Own, start: Start = None, end: End = None
 ) -> Response:
@@ -103,7 +113,7 @@ def trace_v1(
     return _reply(shapes.BatchesJson(traces_dict(spans).get("resourceSpans", [])))
 
 
-@router.get("/search", responses=describe(shapes.SearchAnswer, examples.SEARCH))
+@router.get("/search", dependencies=_STRICT, responses=describe(shapes.SearchAnswer, examples.SEARCH))
 def search(
     store: Store,
     own: Own,
@@ -122,7 +132,7 @@ def search(
     return _reply(shapes.search_answer(found, query))
 
 
-@router.get("/v2/search/tags", responses=describe(shapes.TagScopes, examples.SCOPES))
+@router.get("/v2/search/tags", dependencies=_STRICT, responses=describe(shapes.TagScopes, examples.SCOPES))
 def tags_v2(
     scope: Annotated[str, Query(description="span, resource, intrinsic; empty: all")] = "",
     q: Text = "",
@@ -142,7 +152,7 @@ def tags_v2(
     return _reply(shapes.TagScopes([shapes.TagScope(name, named[name][:limit]) for name in chosen]))
 
 
-@router.get("/search/tags", responses=describe(shapes.TagNames, examples.TAGS))
+@router.get("/search/tags", dependencies=_STRICT, responses=describe(shapes.TagNames, examples.TAGS))
 def tags_v1(start: Start = None, end: End = None, limit: Values = MOST_VALUES) -> Response:
     """The same without scopes."""
     return _reply(
@@ -150,7 +160,9 @@ def tags_v1(start: Start = None, end: End = None, limit: Values = MOST_VALUES) -
     )
 
 
-@router.get("/v2/search/tag/{tag}/values", responses=describe(shapes.TagValues, examples.VALUES))
+@router.get(
+    "/v2/search/tag/{tag}/values", dependencies=_STRICT, responses=describe(shapes.TagValues, examples.VALUES)
+)
 def values_v2(
     tag: Tag, store: Store, own: Own, q: Text = "", limit: Values = 1000, start: Start = None, end: End = None
 ) -> Response:
@@ -158,7 +170,11 @@ def values_v2(
     return _reply(shapes.TagValues(_values(store, unquote(tag), q, limit, _bounds(own, start, end))))
 
 
-@router.get("/search/tag/{tag}/values", responses=describe(shapes.TagValuesV1, examples.VALUES_V1))
+@router.get(
+    "/search/tag/{tag}/values",
+    dependencies=_STRICT,
+    responses=describe(shapes.TagValuesV1, examples.VALUES_V1),
+)
 def values_v1(
     tag: Tag, store: Store, own: Own, limit: Values = 1000, start: Start = None, end: End = None
 ) -> Response:
@@ -169,16 +185,15 @@ def values_v1(
     return _reply(shapes.TagValuesV1([one.value for one in found]))
 
 
-@router.get("/metrics/query_range", responses=PROBLEMS)
-def query_range(q: Text = "") -> Response:
-    """400: the local store computes no metrics of traces. Prometheus has them: `/metrics`."""
-    raise _no_metrics()
-
-
-@router.get("/metrics/query", responses=PROBLEMS)
-def query_instant(q: Text = "") -> Response:
-    """400, as `query_range`."""
-    raise _no_metrics()
+@router.get("/metrics/query_range", include_in_schema=False)
+@router.get("/metrics/query", include_in_schema=False)
+def metrics_of_traces() -> Response:
+    """400, whatever is asked: the local store computes no metrics of traces. Prometheus has them: `/metrics`."""
+    raise Refusal(
+        400,
+        "query-refused",
+        "the local store computes no metrics of traces: ask a Prometheus that scrapes /metrics",
+    )
 
 
 # ---- parts ------------------------------------------------------------------------------------------------
@@ -225,11 +240,3 @@ def _refused(error: BadQuery | TooLong) -> Refusal:
     if isinstance(error, TooLong):
         return Refusal(503, "search-took-too-long", str(error), headers={"Retry-After": "5"})
     return Refusal(400, "query-refused", str(error))
-
-
-def _no_metrics() -> Refusal:
-    return Refusal(
-        400,
-        "query-refused",
-        "the local store computes no metrics of traces: ask a Prometheus that scrapes /metrics",
-    )
