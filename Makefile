@@ -58,7 +58,7 @@ types: $(VENV)/.installed-dev
 	for suite in tests tests/*/; do \
 	  compgen -G "$${suite%/}/*.py" >/dev/null || continue; \
 	  own="$${suite%/}:"; [[ $$suite == tests/conformance/ ]] && own=; \
-	  MYPYPATH="$${own}tests:tests/loop:tests/gateway:tests/chart" $(BIN)/mypy "$${suite%/}"/*.py; \
+	  MYPYPATH="$${own}tests:tests/loop:tests/gateway:tests/chart:tests/reliability" $(BIN)/mypy "$${suite%/}"/*.py; \
 	done
 
 lint: $(VENV)/.installed-dev
@@ -76,9 +76,12 @@ REQUESTS ?= 50000
 fuzz: $(VENV)/.installed-dev
 	REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -q -m long tests/gateway/test_fuzz_api.py tests/gateway/test_fuzz_parsers.py
 
-## kill each service in turn while a job runs
+## faults of every kind for so many seconds, first on trainers and messages, then on the whole stack; what came of them is
+## recorded in docs/reliability.json and docs/reliability.md. Another SEED is another schedule.
+SECONDS ?= 600
+SEED ?= 1
 chaos: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q tests/loop -k may_die
+	$(BIN)/python tests/chaos/campaign.py --seconds $(SECONDS) --seed $(SEED)
 
 ## the gateway's page in headless Chromium, over a real job
 test-browser: $(VENV)/.installed-dev
