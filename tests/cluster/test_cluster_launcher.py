@@ -347,3 +347,9 @@ def test_a_manifest_that_the_server_refuses_is_the_jobs_failure(rig: Rig, make: 
     launcher = make(roles={"trainer": {"pod": {"spec": {"restartPolicy": "Sometimes"}}}})
     with pytest.raises(ValueError, match="restartPolicy"):
         launcher.apply(placement())
+
+
+@pytest.mark.parametrize("key", ["claimTemplate", "queue"])
+def test_a_cluster_without_the_kinds_that_a_plan_asks_for_is_refused(make: Make, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"{key} 'x': this cluster does not serve"):
+        make(**{key: "x"})

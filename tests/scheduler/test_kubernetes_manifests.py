@@ -205,6 +205,15 @@ def test_the_startup_budget_is_never_less_than_the_load_time(start: float) -> No
     assert probe["httpGet"]["path"] == "/started"
 
 
+def test_what_runs_to_its_end_is_not_probed() -> None:
+    one = msgspec.structs.replace(process("j1", "validation", "validation"), restart="on_failure")
+    made_by = plan()
+    body = objects(pools(Placement(processes=(one,)), made_by), made_by, "u")[1]
+    (container,) = body["spec"]["template"]["spec"]["containers"]
+    assert not [key for key in container if key.endswith("Probe")]
+    assert container["image"] == "t:1"  # it has a trainer's engine
+
+
 json_values = st.recursive(
     st.none() | st.integers() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

@@ -150,6 +150,14 @@ class Api:
                     raise _KINDS.get(status, ApiError)(status, str(event["object"].get("message", "")))
                 yield event["type"], event["object"]
 
+    def serves(self, group: str) -> bool:
+        """Whether the cluster has this group of kinds."""
+        try:
+            self._send("get", f"/apis/{group}")
+        except Missing:
+            return False
+        return True
+
     def close(self) -> None:
         """Let go of the connections."""
         self._client.close()  # type: ignore[no-untyped-call]

@@ -48,7 +48,8 @@ class KubernetesLauncher:
     holder     who leads, in the lease
     stopping   ends the wait for the lease
     client     of the API server; None: as the pod, or KUBECONFIG, says
-    Raises `LeaseNotGiven` when told to stop before this scheduler leads, `ApiError` when the server cannot be read.
+    Raises `ValueError` for a plan that asks for kinds which the cluster does not have, `LeaseNotGiven` when told to
+    stop before this scheduler leads, `ApiError` when the server cannot be read.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class KubernetesLauncher:
     ) -> None:
         self._plan = plan
         self._api = Api(plan.namespace or own_namespace(), client)
+        _require_kinds(self._api, plan)
         self._leader = Leader(self._api, plan.lease, f"{socket.gethostname()}_{holder}")
         if not self._leader.acquire(stopping):
             raise LeaseNotGiven("told to stop before the lease in the cluster was given")
@@ -225,6 +227,16 @@ class KubernetesLauncher:
         """Every job of which anything is there."""
         kinds = ("ConfigMap", "Service", *self._workloads, "Pod")
         return {str(body["metadata"]["labels"].get(JOB)) for kind in kinds for body in self._of(kind, None)}
+
+
+def _require_kinds(api: Api, plan: PodPlan) -> None:
+    """Fail closed: pods that ask for what nobody gives would wait for ever."""
+    for key, value, group in (
+        ("claimTemplate", plan.claim_template, "resource.k8s.io"),
+        ("queue", plan.queue, "kueue.x-k8s.io"),
+    ):
+        if value and not api.serves(group):
+            raise ValueError(f"launcher.yaml: {key} {value!r}: this cluster does not serve {group}")
 
 
 def _plays(workload: Raw) -> frozenset[str]:

@@ -126,7 +126,7 @@ def _container(plan: PodPlan, part: Role, name: str, index: int, processes: Sequ
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": mounts,
-        **probes(port, max(process.start for process in processes)),
+        **_probed(port, processes),
     }
 
 
@@ -186,6 +186,13 @@ def resources(plan: PodPlan, part: Role) -> Raw:
     elif part.gpus:
         found["limits"] = {**found["limits"], part.gpu_resource: str(part.gpus)}
     return {name: value for name, value in found.items() if value}
+
+
+def _probed(port: int, processes: Sequence[Process]) -> Raw:
+    """No probes for what runs to its end: it serves nobody."""
+    if any(process.restart != "always" for process in processes):
+        return {}
+    return probes(port, max(process.start for process in processes))
 
 
 def probes(port: int, start: float) -> Raw:
