@@ -94,7 +94,7 @@ def test_a_job_outlives_upgrade_rollback_switches_kills_and_evictions(rig: Rig, 
     first = images(rig, job)
     assert {image.rpartition(":")[2] for image in first.values()} == {"one"}
 
-    release.bring("upgrade", "image.tag=two", "jobs.env.ADDED=1")
+    release.bring("upgrade", "image.tag=two", "jobs.env.ADDED=set")
     release.settled("two")
     assert images(rig, job) == first  # the same pods, of the same images: an upgrade moves no running job
     before = int(rig.status(job)["update"])
