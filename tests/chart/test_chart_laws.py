@@ -14,6 +14,8 @@ from chart_tools import CHART, ROOT
 from rendered import MONITORING, PROFILES, Manifest, containers, named, render, templates
 
 from syncline.runtime.settings import Settings
+from syncline.scheduler.launch.kubernetes.plan import read
+from syncline.scheduler.launch.kubernetes.template import labels
 
 ALL_ON = (
     "otel.collector.enabled=true",
@@ -157,10 +159,10 @@ def test_names_fit(release_name: str) -> None:
         # a StatefulSet's pods and revisions, a Deployment's pods add to theirs
         assert len(name) <= (52 if manifest["kind"] in ("Deployment", "StatefulSet") else 63), name
         assert DNS.match(name), name
-        labels = dict(manifest["metadata"]["labels"])
+        marks = dict(manifest["metadata"]["labels"])
         for _, template in templates([manifest]):
-            labels |= template["metadata"]["labels"]
-        assert [value for value in labels.values() if len(value) > 63] == []
+            marks |= template["metadata"]["labels"]
+        assert [value for value in marks.values() if len(value) > 63] == []
 
 
 def test_ports_name_their_protocol(release: list[Manifest]) -> None:
@@ -199,7 +201,7 @@ def test_settings_are_known() -> None:
 
 def test_policies_select_what_they_name(release: list[Manifest]) -> None:
     """Each policy's and budget's selector finds pods of the release, or says that the scheduler makes them."""
-    labels = [template["metadata"]["labels"] for _, template in templates(release)]
+    marks = [template["metadata"]["labels"] for _, template in templates(release)]
     policies = [m for m in release if m["kind"] in ("NetworkPolicy", "PodDisruptionBudget", "Service")]
     assert len(policies) > 8
     for policy in policies:
@@ -207,7 +209,16 @@ def test_policies_select_what_they_name(release: list[Manifest]) -> None:
         wanted = spec.get("podSelector", spec.get("selector"))
         wanted = wanted.get("matchLabels", wanted)
         made = wanted.get("app.kubernetes.io/managed-by") == "syncline-scheduler"
-        assert made or any(wanted.items() <= have.items() for have in labels), policy["metadata"]["name"]
+        assert made or any(wanted.items() <= have.items() for have in marks), policy["metadata"]["name"]
+
+
+def test_the_budget_of_jobs_finds_the_schedulers_pods() -> None:
+    """By the labels that the launcher really gives."""
+    release = render()
+    plan = read(named(release, "ConfigMap", "-launcher")["data"]["launcher.yaml"])
+    wanted = named(release, "PodDisruptionBudget", "-jobs")["spec"]["selector"]["matchLabels"]
+    for role in ("rollout", "trainer", "sync", "colocated"):
+        assert wanted.items() <= labels(plan, "j0123456789", role, "pool").items()
 
 
 def test_every_pod_is_behind_a_policy(release: list[Manifest]) -> None:

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from rendered import Manifest, render, templates
+from rendered import Manifest, named, render, templates
+
+from syncline.scheduler.launch.kubernetes.plan import read
+from syncline.scheduler.launch.kubernetes.template import labels
 
 Labels = dict[str, str]
-JOB = {
-    "app.kubernetes.io/name": "syncline",
-    "app.kubernetes.io/instance": "rel",
-    "app.kubernetes.io/managed-by": "syncline-scheduler",
-    "app.kubernetes.io/component": "rollout",
-}
 STRANGER = {"app": "stranger"}
+PLAN = read(named(render(), "ConfigMap", "-launcher")["data"]["launcher.yaml"])
+JOB = labels(PLAN, "j0123456789", "rollout", "j0123456789-rollout")
 COLLECTOR = ("otel.collector.enabled=true", "otel.collector.exportTo=http://tempo:4318")
 
 

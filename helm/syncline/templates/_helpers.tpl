@@ -56,8 +56,8 @@ imagePullSecrets:
 {{- define "syncline.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: {{ .Values.security.uid }}
-runAsGroup: {{ .Values.security.gid }}
-fsGroup: {{ .Values.security.gid }}
+runAsGroup: {{ .Values.security.uid }}
+fsGroup: {{ .Values.security.uid }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
