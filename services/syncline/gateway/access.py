@@ -16,6 +16,7 @@ from syncline.gateway.door import WHO
 from syncline.gateway.errors import Fault, Refusal, unknown_job
 from syncline.gateway.exporting_processes import Exporting
 from syncline.gateway.history import JOB_ID, History, owner_of
+from syncline.gateway.large_jobs import LargeJobs
 from syncline.gateway.metrics import JobNumbers
 from syncline.gateway.numbers import Numbers
 from syncline.gateway.records import JobRecord, find
@@ -47,6 +48,7 @@ class Gateway:
         self.exporting = Exporting(settings)
         self.validating = Validating(settings)
         self.trackers = Trackers(settings)
+        self.large = LargeJobs(bus)
         self.tempo = TempoStore(settings.traces)
 
 

@@ -165,6 +165,6 @@ def _newest(here: Gateway, record: JobRecord) -> UpdateMetrics | None:
         rows = here.bus.many([("XREVRANGE", METRICS.at(record.id), "+", "-", "COUNT", 1)])[0]
         last = unpack(rows[0][1][1], UpdateMetrics) if rows else None
     else:
-        kept = evidence_of(here.bus, record)
+        kept = evidence_of(here.bus, record, whole=False)
         last = kept.metrics[-1] if kept and kept.metrics else None
     return last if last is not None and last.trace else None

@@ -130,7 +130,7 @@ def _gone() -> Refusal:
 
 def _evidence(here: Gateway, record: JobRecord) -> Evidence:
     """What the job's folder kept. Raises `Refusal` 410 if it kept nothing."""
-    kept = evidence_of(here.bus, record)
+    kept = evidence_of(here.bus, record, whole=False)
     if kept is None:
         raise _gone()
     return kept

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ from syncline.runtime.bus import BadMessage, Bus, unpack
 from syncline.runtime.durable import write_whole
 from syncline.runtime.evaluations import kept
 from syncline.runtime.ledger import Ledger
+from syncline.runtime.ledger_shapes import entry_of
 from syncline.runtime.settings import Settings
 
 EVIDENCE, SUMMARY, REPORT = "evidence.msgpack", "summary.json", "report.html"
@@ -43,6 +44,17 @@ SETTLE = 15.0  # seconds after a job's end within which its open trajectories ar
 INTERVAL = 1.0
 AGAIN = 30.0  # seconds until a report that the disk refused is tried again
 PAGE = 2000
+_LINES = ("ledger", "segments")  # the parts of evidence that grow with each trajectory
+_WITHOUT_LINES = msgspec.defstruct(
+    "_WithoutLines",
+    [
+        (field.name, msgspec.Raw if field.name in _LINES else field.type, field.default)
+        if field.default is not msgspec.NODEFAULT
+        else (field.name, msgspec.Raw if field.name in _LINES else field.type)
+        for field in msgspec.structs.fields(Evidence)
+    ],
+    kw_only=True,
+)
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -53,11 +65,9 @@ def keep_reporting(bus: Bus, settings: Settings, stopping: threading.Event) -> N
     done: set[str] = set()
     later: dict[str, float] = {}  # job -> when its report may be tried again, by the monotonic clock
     while not stopping.wait(INTERVAL):
-        for name in bus.zrange(JOBS.at()):
-            job = name.decode()
-            if job in done or time.monotonic() < later.get(job, 0.0):
-                continue
-            if (bus.hget(JOB.at(job), "state") or b"").decode() not in TERMINAL_JOB_STATES:
+        open_jobs = [name.decode() for name in bus.zrange(JOBS.at()) if name.decode() not in done]
+        for job in _ended(bus, open_jobs):
+            if time.monotonic() < later.get(job, 0.0):
                 continue
             try:
                 if _report(bus, settings, job):
@@ -65,6 +75,18 @@ def keep_reporting(bus: Bus, settings: Settings, stopping: threading.Event) -> N
             except OSError as error:  # of the disk, whose trouble may pass; the gateway has more to do
                 _LOG.error("no report of %s yet: %s", job, error)
                 later[job] = time.monotonic() + AGAIN
+
+
+def _ended(bus: Bus, jobs: list[str]) -> Iterator[str]:
+    """Those that have ended, asked for in few round trips."""
+    for i in range(0, len(jobs), PAGE):
+        page = jobs[i : i + PAGE]
+        states = bus.many([("HGET", JOB.at(job), "state") for job in page])
+        yield from (
+            job
+            for job, state in zip(page, states, strict=True)
+            if state is not None and state.decode() in TERMINAL_JOB_STATES
+        )
 
 
 def _report(bus: Bus, settings: Settings, job: str) -> bool:
@@ -110,14 +132,22 @@ def write(folder: Path, evidence: Evidence) -> None:
     write_whole(folder / SUMMARY, msgspec.json.format(encoded(summarise(evidence)), indent=2) + b"\n")
 
 
-def evidence_of(bus: Bus, record: JobRecord) -> Evidence | None:
-    """Evidence from Redis while it knows the job, from the run folder afterwards, None when neither has it."""
+def evidence_of(bus: Bus, record: JobRecord, *, whole: bool = True) -> Evidence | None:
+    """Evidence from Redis while it knows the job, from the run folder afterwards, None when neither has it.
+
+    whole   with a line of each trajectory, which may be a million; else without `ledger` and `segments` where those
+            would have to be read from the folder
+    """
     if record.recorded:
         return gather(bus, record)
     path = record.folder / EVIDENCE
     if not path.is_file():
         return None
-    found = msgspec.msgpack.decode(path.read_bytes(), type=Evidence)
+    if whole:
+        found = msgspec.msgpack.decode(path.read_bytes(), type=Evidence)
+    else:
+        told = msgspec.structs.asdict(msgspec.msgpack.decode(path.read_bytes(), type=_WITHOUT_LINES))
+        found = Evidence(**{**told, "ledger": (), "segments": ()})
     return msgspec.structs.replace(found, evaluations=tuple(kept(record.folder)))  # some ended after the job
 
 
@@ -226,7 +256,17 @@ def _all(bus: Bus, key: Key, job: str, type: type[T]) -> tuple[T, ...]:
 
 
 def _lines(bus: Bus, ledger: Ledger) -> Iterable[LedgerLine]:
-    names = [name.decode() for name in bus.many([("HKEYS", ENTRIES.at(ledger.job))])[0]]
-    for i in range(0, len(names), PAGE):
-        for name, entry in ledger.entries(names[i : i + PAGE]).items():
-            yield LedgerLine(trajectory=name, state=entry.state, reason=entry.reason, tokens=entry.tokens)
+    """Each trajectory once, though a scan may come by one again. Page by page: all at once is a reply of gigabytes."""
+    told: set[bytes] = set()
+    cursor = b"0"
+    while True:
+        cursor, flat = bus.call("HSCAN", ENTRIES.at(ledger.job), cursor, "COUNT", PAGE)
+        for name, raw in zip(flat[::2], flat[1::2], strict=True):
+            if name not in told:
+                told.add(name)
+                entry = entry_of(name.decode(), raw)
+                yield LedgerLine(
+                    trajectory=entry.trajectory, state=entry.state, reason=entry.reason, tokens=entry.tokens
+                )
+        if cursor == b"0":
+            return

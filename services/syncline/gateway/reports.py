@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Response
 
 from syncline.gateway import examples
 from syncline.gateway.access import Here, TheJob, only_known_parameters
-from syncline.gateway.answers import PROBLEMS, describe, reply
+from syncline.gateway.answers import PROBLEMS, describe, encoded
 from syncline.gateway.diagnosed import DiagnosticsSummary, TermSummary
 from syncline.gateway.errors import Refusal
 from syncline.gateway.evidence import Evidence
@@ -82,7 +82,8 @@ def _evidence(record: TheJob, here: Here) -> Evidence:
 @router.get("/summary", responses=describe(Summary, _EXAMPLE))
 def summary(record: TheJob, here: Here) -> Response:
     """What came of the job so far; of an ended job, what `summary.json` in its folder says."""
-    return reply(summarise(_evidence(record, here)))
+    made = here.large.answer(record, "summary", lambda: encoded(summarise(_evidence(record, here))))
+    return Response(made, media_type="application/json")
 
 
 @router.get(
@@ -99,4 +100,5 @@ def summary(record: TheJob, here: Here) -> Response:
 def report(record: TheJob, here: Here) -> Response:
     """The job's report: one HTML page that asks the network for nothing."""
     headers = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
-    return Response(render(_evidence(record, here)), media_type="text/html", headers=headers)
+    made = here.large.answer(record, "report", lambda: render(_evidence(record, here)).encode())
+    return Response(made, media_type="text/html", headers=headers)

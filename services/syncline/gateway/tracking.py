@@ -106,9 +106,13 @@ class Trackers:
     def _trackers(self, bus: Bus, job: str) -> tuple[Tracker, ...]:
         """What `job` wants, once it has begun: before that it has no folder."""
         if job not in self._wanted:
+            if not self._settings.job_dir(
+                job
+            ).is_dir():  # looked at first: thousands may wait, and a spec is long
+                return ()
             state = (bus.hget(JOB.at(job), "state") or b"").decode()
             record = find(bus, self._settings, job)
-            if record is None or not record.folder.is_dir():
+            if record is None:
                 return ()
             wanted = record.spec.tracking.trackers()
             if state in TERMINAL_JOB_STATES:  # told to its end by a gateway before this one, or still to be

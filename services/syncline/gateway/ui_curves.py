@@ -133,7 +133,7 @@ def _range(made: Sequence[T], of: Callable[[T], float | None]) -> Range | None:
 def _told(here: Gateway, record: JobRecord) -> tuple[Iterable[UpdateMetrics], Iterable[Diagnostics]]:
     if record.recorded:
         return _all(here, METRICS, record.id, UpdateMetrics), _all(here, DIAGNOSTICS, record.id, Diagnostics)
-    kept = evidence_of(here.bus, record)
+    kept = evidence_of(here.bus, record, whole=False)
     if kept is None:
         raise Refusal(410, "gone", "Redis no longer knows this job and its folder has no record of this")
     return kept.metrics, kept.diagnostics

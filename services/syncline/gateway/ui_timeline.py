@@ -194,7 +194,7 @@ def _phases(here: Gateway, record: JobRecord, start: float | None, end: float | 
     if record.recorded:
         ordered = _ordered(here.bus, PHASES.at(record.id), start, end)
     else:
-        kept = evidence_of(here.bus, record)
+        kept = evidence_of(here.bus, record, whole=False)
         ordered = [] if kept is None else list(kept.phases)
     made = [_phase(one, after.at) for one, after in pairwise(ordered)] + [
         _phase(one, None) for one in ordered[-1:]

@@ -54,7 +54,7 @@ def known(here: Gateway, record: JobRecord) -> tuple[dict[VersionId, VersionReco
     found, latest = recorded(here.bus, record.id)
     if found or record.recorded:
         return found, latest
-    kept = evidence_of(here.bus, record)
+    kept = evidence_of(here.bus, record, whole=False)
     told = {of.version: of for of in kept.versions} if kept else {}
     told = told or from_spans(version_spans(here.settings.traces, record.id))
     published = [version for version, of in told.items() if of.published is not None]
