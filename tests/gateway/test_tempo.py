@@ -319,7 +319,12 @@ def test_what_is_not_answered_is_refused_with_a_reason(tempo: httpx.Client, q: s
 
 @pytest.mark.parametrize("path", ["/metrics/query_range", "/metrics/query"])
 def test_metrics_of_traces_are_refused(tempo: httpx.Client, path: str) -> None:
-    assert "Prometheus" in problem(tempo.get(path, params={"q": "{ } | rate()", "step": "15s", "exemplars": 9}), 400)["detail"]
+    assert (
+        "Prometheus"
+        in problem(tempo.get(path, params={"q": "{ } | rate()", "step": "15s", "exemplars": 9}), 400)[
+            "detail"
+        ]
+    )
 
 
 def test_values_of_a_query_are_never_sql(tempo: httpx.Client, traced: dict[str, str]) -> None:
