@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
@@ -70,27 +71,29 @@ def page(chromium: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture
-def guarded(stack: Stack) -> Iterator[str]:
-    """Address of a second gateway over the same jobs, which asks for the token "open sesame"."""
-    settings = Settings.read(
-        {
-            "SYNCLINE_REDIS_URL": json.loads((stack.runs / "up.json").read_text())["redis_url"],
-            "SYNCLINE_RUNS": str(stack.runs),
-            "SYNCLINE_MODELS": stack.env["SYNCLINE_MODELS"],
-            "SYNCLINE_TOKEN": "open sesame",
-        }
-    )
-    bus = Bus(settings.redis_url, deadline=5)
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(settings, bus), port=0, log_config=None, access_log=False)
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started, 20, "uvicorn serving")
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(20)
-    bus.close()
+def another(stack: Stack) -> Iterator[Callable[..., str]]:
+    """Makes further gateways over the same run root, with settings of their own; returns the address of each."""
+    made: list[tuple[uvicorn.Server, threading.Thread, Bus]] = []
+    redis = json.loads((stack.runs / "up.json").read_text())["redis_url"]
+
+    def make(database: int = 0, token: str | None = None) -> str:
+        named = {"SYNCLINE_RUNS": str(stack.runs), "SYNCLINE_MODELS": stack.env["SYNCLINE_MODELS"]}
+        settings = Settings.read({**named, "SYNCLINE_REDIS_URL": f"{redis}?db={database}"})
+        settings = msgspec.structs.replace(settings, token=token)
+        bus = Bus(settings.redis_url, deadline=5)
+        app = create_app(settings, bus)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        made.append((server, thread, bus))
+        wait_until(lambda: server.started, 20, "uvicorn serving")
+        return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+    yield make
+    for server, thread, bus in made:
+        server.should_exit = True
+        thread.join(20)
+        bus.close()
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_keys_move_from_token_to_token(page: Page, stack: Stack, job: Watched) -
     expect(focused).to_have_attribute("data-place", str(prompt + start))
     expect(focused).to_have_attribute("aria-selected", "true")
     expect(focused).to_have_accessible_name(
-        re.compile(f"^token {start}, .*, version {view['spans'][1]['version']}$")
+        re.compile(f"^token {start}, .*, version {view['spans'][1]['version']}, log-prob -")
     )
     expect(page.locator("#token-version")).to_have_text(view["spans"][1]["version"])
     page.keyboard.press("Home")
@@ -181,6 +181,52 @@ def test_keys_move_from_token_to_token(page: Page, stack: Stack, job: Watched) -
     assert below["y"] > above["y"]
     page.reload()
     expect(page.locator(".token:focus")).to_have_attribute("aria-selected", "true")
+
+
+def test_long_trajectories_and_long_runs_come_in_pages(page: Page, stack: Stack, job: Watched) -> None:
+    """The same with small pages: going on past what is loaded loads more."""
+
+    def small(route: Route) -> None:
+        url = route.request.url.replace("limit=500", "limit=10")
+        route.continue_(url=re.sub(r"/timeline(\?(?=before)|$)", "/timeline?versions=5&", url).rstrip("&"))
+
+    page.route(re.compile(r"/tokens\?|/timeline"), small)
+    view = several_spans(stack, job.id)
+    inspect(page, stack, view)
+    total = len(view["tokens"])
+    expect(page.locator(".token")).to_have_count(10)
+    expect(page.get_by_role("button", name=f"More tokens ({total - 10} left)")).to_be_visible()
+    page.locator(".token[aria-selected=true]").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".token:focus")).to_have_attribute("data-place", "10")
+    expect(page.locator(".token")).to_have_count(20)
+    to(page, stack, f"trajectory/{view['trajectory']}/token/{len(view['logprobs']) - 1}")
+    expect(page.locator(".token:focus")).to_have_attribute("data-place", str(total - 1))
+    to(page, stack, f"job/{job.id}")
+    versions = page.get_by_role("table", name=re.compile("^Versions, newest first")).locator("tbody th")
+    expect(versions.first).to_have_text(f"0.{UPDATES}")
+    page.get_by_role("button", name="Earlier").click()
+    expect(versions.first).to_have_text(f"0.{UPDATES - 5}")
+    expect(versions).to_have_count(5)
+    page.get_by_role("button", name="Later").click()
+    expect(versions.first).to_have_text(f"0.{UPDATES}")
+
+
+def test_a_job_that_redis_has_forgotten_is_shown_from_its_folder(
+    page: Page, stack: Stack, another: Callable[..., str], job: Watched
+) -> None:
+    stack.summary(job.id)  # written by now
+    url = another(database=9)
+    page.goto(f"{url}/ui#/job/{job.id}")
+    expect(page.locator(".line")).to_have_text("from the record")
+    expect(page.locator(".sub .state")).to_have_text("succeeded")
+    expect(page.get_by_role("img", name=re.compile("^Reward, .*last "))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^Phases and versions"))).to_be_visible()
+    view = several_spans(stack, job.id)
+    page.goto(f"{url}/ui#/trajectory/{view['trajectory']}/token/0")
+    expect(page.locator("#token-version")).to_have_text(view["spans"][0]["version"])
+    expect(page.get_by_role("table", name="On each worker, counted from minting")).to_be_visible()
 
 
 # ---- looks ------------------------------------------------------------------------------------------------
@@ -269,9 +315,9 @@ def test_hostile_text_stays_text(page: Page, stack: Stack, job: Watched) -> None
 
 
 def test_a_token_is_asked_for_and_kept_in_the_tab(
-    page: Page, guarded: str, job: Watched, picture: Picture
+    page: Page, another: Callable[..., str], job: Watched, picture: Picture
 ) -> None:
-    page.goto(guarded)
+    page.goto(another(token="open sesame"))
     dialog = page.get_by_role("dialog", name="This gateway asks for a token")
     expect(dialog).to_be_visible()
     expect(page.get_by_role("link", name=job.id)).to_have_count(0)

@@ -81,7 +81,8 @@ def submit_and_watch(page: Page, stack: Stack) -> Watched:
     page.wait_for_url("**/ui#/job/*")
     id = page.url.rpartition("/")[2]
     page.evaluate(_NOTE_STATES)
-    page.wait_for_function("() => document.querySelector('.sub progress')?.value >= 1", timeout=120_000)
+    # the job itself gives its workers three minutes to come up
+    page.wait_for_function("() => document.querySelector('.sub progress')?.value >= 1", timeout=200_000)
     expect(page.locator(".line")).to_have_text("live")
     before = len(resumed)
     stack.kill("gateway")

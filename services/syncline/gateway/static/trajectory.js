@@ -11,7 +11,7 @@ export async function trajectoryPage(main, id, wanted, signal, tell) {
   document.getElementById("trajectory").value = id;
   const t = await get(path, signal);
   const versions = [...new Set(t.spans.map(span => span.version))];
-  const panel = el("aside", { class: "token-panel", "aria-label": "Token", "aria-live": "polite" });
+  const panel = el("aside", { class: "token-panel", "aria-label": "Token" });
   const tokens = new Tokens(t, path, versions, panel, signal, tell);
   const trace = t.traceparent.split("-")[1];
   fill(main, el("h1", {}, t.trajectory),
@@ -154,5 +154,7 @@ function shown(row) {
 
 function label(row) {
   const text = row.text === null ? `id ${row.id}` : row.text.trim() === "" ? "space" : row.text;
-  return row.index === null ? `${row.kind} token ${text}` : `token ${row.index}, ${text}, version ${row.version}`;
+  if (row.index === null) return `${row.kind} token ${text}`;
+  const scored = row.ratio === null ? "" : `, ratio ${num(row.ratio)}, lag ${row.lag}`;
+  return `token ${row.index}, ${text}, version ${row.version}, log-prob ${num(row.behaviour_logprob)}${scored}`;
 }
