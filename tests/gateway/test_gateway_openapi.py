@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from left_behind import metrics, publish, row, write_update
 from schemathesis.checks import negative_data_rejection, positive_data_acceptance
 from serving import Server
+from validations_left import write_validation
 
 from syncline.contract.streams import METRICS, VERSIONS
 from syncline.contract.token_path import PROMPTED
@@ -41,6 +42,7 @@ def ended(server: Server) -> dict[str, str]:
     named = {"trace": root.split("-")[1], "tag": "span.trajectory"} | {
         "export": write_export(server.settings.job_dir(job)),
         "file": "config.json",
+        "number": write_validation(server.settings.job_dir(job)),
     }
     return {"job": job, "trajectory": made[0].trajectory, "version": "0.7", "token": "1", **named}
 

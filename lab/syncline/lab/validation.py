@@ -17,8 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import msgspec
-
 from syncline.contract.job import JobSpec
 from syncline.contract.validation import (
     CANCELLED,
@@ -31,6 +29,7 @@ from syncline.contract.validation import (
     Result,
     ValidationProgress,
     ValidationRequest,
+    read,
 )
 from syncline.contract.validation_words import boundary
 from syncline.lab.evidence import Evidence, earlier
@@ -111,7 +110,7 @@ def _reports(folder: Path, request: ValidationRequest) -> Iterator[Report]:
     for number in reversed([number for number in validations.numbers(folder) if number < request.number]):
         before, path = validations.request_of(folder, number), validations.folder_of(folder, number) / REPORT
         if before is not None and bool(before.version) == bool(request.version) and path.is_file():
-            yield msgspec.json.decode(path.read_bytes(), type=Report)
+            yield read(path.read_bytes(), Report)
 
 
 def _spans(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -62,16 +61,9 @@ def _followed(client: Client, path: str, levels: str | None) -> tuple[str, dict[
 
 
 def _decoded(raw: dict[str, Any]) -> Validation:
-    """The answer as the contract has it; JSON has null for what is no finite number."""
+    """The answer as the contract has it."""
     import msgspec
 
-    from syncline.contract.validation import Validation
+    from syncline.contract.validation import Validation, read
 
-    def finite(value: Any, name: str = "") -> Any:
-        if isinstance(value, dict):
-            return {key: finite(inner, key) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [finite(inner) for inner in value]
-        return math.inf if value is None and name in ("found", "bound") else value
-
-    return msgspec.convert(finite(raw), Validation)
+    return read(msgspec.json.encode(raw), Validation)

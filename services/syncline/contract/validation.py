@@ -6,13 +6,15 @@ own, `validations/<number>/` in the job's folder; what lies there is the truth, 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from syncline.contract.hops import Hop
 from syncline.contract.version_path import Canary, VersionId
 
+T = TypeVar("T")
 Level = Literal[1, 2, 3, 4, 5, 6, 7, 8, 9]
 LEVELS: tuple[Level, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 TITLES: dict[Level, tuple[str, str]] = {
@@ -218,6 +220,22 @@ class VersionRefused(
     version: VersionId
     active: VersionId
     reason: str
+
+
+def read(raw: bytes, kind: type[T]) -> T:
+    """One of these records from its JSON, which has null for a figure that is not finite: that is read as infinite.
+
+    Raises `msgspec.MsgspecError`.
+    """
+    return msgspec.convert(_figures(msgspec.json.decode(raw)), kind)
+
+
+def _figures(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _figures(inner, key) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_figures(inner) for inner in value]
+    return math.inf if value is None and name in ("found", "bound") else value
 
 
 def same(name: str, wrong: list[str], source: str) -> Check:

@@ -29,6 +29,7 @@ from syncline.contract.validation import (
     ValidationProgress,
     ValidationRequest,
     ValidationState,
+    read,
 )
 from syncline.contract.validation_words import boundary
 from syncline.runtime.durable import sync_folder, write_whole
@@ -178,7 +179,7 @@ def _view(request: ValidationRequest, *, state: ValidationState, **more: object)
 
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return read(path.read_bytes(), kind)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
