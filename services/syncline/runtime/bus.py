@@ -78,7 +78,8 @@ class Bus(Commands):
         self.groups_recreated = 0
         self._backoff = ExponentialBackoff(cap=2.0, base=0.1)
         self._closing = threading.Event()
-        self._server, self._seen = "", -1  # whom we speak to, and `reconnects` when that was asked
+        self._connected = 0  # connections made: the pool replaces closed ones without a word
+        self._server, self._seen = "", -1  # whom we speak to, and `_connected` when that was asked
         self._pool = redis.ConnectionPool.from_url(
             url,
             protocol=2,
@@ -87,6 +88,7 @@ class Bus(Commands):
             socket_connect_timeout=5.0,
             retry=redis.retry.Retry(ExponentialBackoff(), 0),
             max_connections=4096,
+            redis_connect_func=self._on_connect,
         )
 
     def call(self, *command: Value) -> Any:
@@ -139,12 +141,16 @@ class Bus(Commands):
 
         One that was killed comes back with what its file holds, which may be less than it had acknowledged.
         """
-        if self.reconnects == self._seen:
+        if self._connected == self._seen:
             return False
-        self._seen = self.reconnects
+        self._seen = self._connected
         found = re.search(rb"run_id:(\w+)", self.call("INFO", "server"))
         before, self._server = self._server, found[1].decode() if found else ""
         return before not in ("", self._server)
+
+    def _on_connect(self, connection: Any) -> None:
+        self._connected += 1
+        connection.on_connect()
 
     def require_safe_server(self) -> None:
         """Raises `UnsafeServer` if the server may evict keys, or is older than 7.0."""

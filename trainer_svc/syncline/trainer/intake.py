@@ -65,18 +65,19 @@ class Intake:
         lost: dict[str, str] = {}
         key = TRAJECTORIES.at(self._job)
         entries = self._ledger.entries(claim.trajectories)
+        found = self._bus.entries_at(key, [entry.stream_id for entry in entries.values() if entry.stream_id])
         for trajectory in claim.trajectories:
             entry = entries[trajectory]
-            found = self._bus.range(key, entry.stream_id, entry.stream_id) if entry.stream_id else []
-            if not found:
+            raw = found.get(entry.stream_id or "")
+            if raw is None:
                 lost[trajectory] = f"its record {entry.stream_id} is gone from the stream"
                 continue
-            self.cursor = max(self.cursor, found[0].id, key=_order)
+            self.cursor = max(self.cursor, raw.id, key=_order)
             try:
-                records[trajectory] = self._checked(found[0], trajectory, entry.attempt)
+                records[trajectory] = self._checked(raw, trajectory, entry.attempt)
             except BadTrajectory as error:
                 lost[trajectory] = str(error)
-                self._bury(found[0], str(error))
+                self._bury(raw, str(error))
         return records, lost
 
     def _checked(self, entry: Entry, trajectory: str, attempt: int) -> Trajectory:
