@@ -109,3 +109,37 @@ def test_jobs_go_on_from_their_folders_when_redis_has_forgotten_all(stack: Stack
     assert before.keys() <= trained(stack.runs / job).keys()
     stack.wait(waiting, 100)
     check(stack.runs / waiting, stack.summary(waiting), 2, max_lag=1)
+
+
+@pytest.mark.timeout(300)
+def test_a_copy_of_the_run_root_goes_on_elsewhere(stack: Stack) -> None:
+    """Taken while the job runs, Redis first; nothing of the first installation is needed."""
+    job = stack.submit(spec(**SLOW))
+    stack.wait_update(job, 5, 120)
+    copy = Path(tempfile.mkdtemp(prefix="sl-"))
+    shutil.copytree(stack.runs / "redis", copy / "redis")
+    backup(stack.runs / job, copy / job)
+    stack.cli("down")
+    other = Stack(copy)
+    try:
+        other.up()
+        other.wait(job, 200)
+        check(copy / job, other.summary(job), UPDATES, max_lag=1)
+    finally:
+        other.down()
+        shutil.rmtree(copy, ignore_errors=True)
+        stack.up()
+
+
+def backup(source: Path, target: Path) -> None:
+    """As `cp -r` of a folder that is written to meanwhile: what vanishes while it is copied is not in the copy."""
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        try:
+            if path.is_dir():
+                place.mkdir(parents=True, exist_ok=True)
+            else:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, place)
+        except FileNotFoundError:
+            continue
