@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from syncline.gateway import tempo_sql
-from syncline.gateway.traceql_tree import BadQuery, Field, Filter, Query
+from syncline.gateway.traceql_tree import BadQuery, Field, Filter, Query, compares
 from syncline.runtime.trace_store import BUSY_SECONDS, SpanRecord, record_of
 
 SECONDS = 5.0  # one search may take
@@ -83,7 +83,7 @@ class TempoStore:
         sql = (
             f"select {_COLUMNS} from spans where trace_id = ? and {where} order by start_ns, span_id limit ?"
         )
-        with self._open() as db:
+        with self._open() as (db, _):
             return [record_of(row) for row in db.execute(sql, [trace_id, *values, MOST_SPANS])]
 
     def search(self, query: Query, bounds: Bounds, limit: int, spans: int) -> list[Found]:
@@ -96,7 +96,8 @@ class TempoStore:
             f"group by trace_id having 1{counts} order by max(start_ns) desc, trace_id limit ?"
         )
         numbers = [number for _, number in query.counts]
-        with self._open() as db:
+        with self._open() as (db, patterns):
+            patterns.learn(db, query.filters(), bounds)
             rows = db.execute(sql, [*values, *where_values, *numbers, limit]).fetchall()
             return [self._found(db, query, trace, matched, spans) for trace, matched in rows]
 
@@ -109,7 +110,8 @@ class TempoStore:
             f"select distinct {type_sql}, {value_sql} from (select * from spans where {where} and {times} "
             f"order by start_ns desc limit {EXAMINED}) as spans where {value_sql} is not null order by 1, 2 limit ?"
         )
-        with self._open() as db:
+        with self._open() as (db, patterns):
+            patterns.learn(db, [filter], bounds)
             rows = db.execute(sql, [*types, *own, *values, *time_values, *own, limit]).fetchall()
         return [(kind, value) for kind, value in rows if kind in ("text", "integer", "real", "true", "false")]
 
@@ -132,18 +134,18 @@ class TempoStore:
         return Found(trace, service, name, start, end, matched, told)
 
     @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def _open(self) -> Iterator[tuple[sqlite3.Connection, _Patterns]]:
         if not self._places.acquire(timeout=SECONDS):
             raise TooLong(f"{AT_ONCE} searches run already")
         try:
-            with _connected(self._path) as db:
-                yield db
+            with _connected(self._path) as found:
+                yield found
         finally:
             self._places.release()
 
 
 @contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
+def _connected(path: Path) -> Iterator[tuple[sqlite3.Connection, _Patterns]]:
     """A connection that cannot write, ends a search that takes too long, and knows `matches(pattern, text)`."""
     if not path.exists():
         path = Path(":memory:")
@@ -156,7 +158,7 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
         db.create_function("matches", 2, pattern.matches, deterministic=True)
         end = time.monotonic() + SECONDS
         db.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
-        yield db
+        yield db, pattern
     except sqlite3.OperationalError as error:
         if pattern.bad:
             raise BadQuery(pattern.bad) from None
@@ -168,25 +170,41 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 class _Patterns:
-    """Whole-text matches by RE2, each text once."""
+    """Whole-text matches by RE2, each text once.
+
+    A call of RE2 costs more than a match, so the texts are matched all at once before SQLite asks for them one by one.
+    """
 
     def __init__(self) -> None:
         self.bad = ""
         self._known: dict[tuple[str, str], bool] = {}
+
+    def learn(self, db: sqlite3.Connection, filters: Sequence[Filter], bounds: Bounds) -> None:
+        """Match every text that the filters' patterns will meet. Raises `BadQuery`."""
+        times, values = bounds.sql()
+        for asked in (one for filter in filters for one in compares(filter.condition)):
+            if asked.op in ("=~", "!~"):
+                value_sql, own = tempo_sql.value_of(asked.field)
+                sql = f"select distinct {value_sql} from spans where {times} and {value_sql} is not null"
+                texts = [str(text) for (text,) in db.execute(sql, [*own, *values, *own])]
+                self._match(str(asked.value.value), texts)
 
     def matches(self, pattern: str, text: str | None) -> int:
         """1 or 0. A bad pattern ends the search."""
         if text is None:
             return 0
         key = (pattern, str(text))
-        if key not in self._known:
-            if len(pattern) > PATTERN:
-                self.bad = f"a pattern has at most {PATTERN} characters"
-                raise ValueError(self.bad)
-            try:
-                found = pc.match_substring_regex(pa.array([key[1]]), f"^(?s:{pattern})$")[0].as_py()
-            except pa.ArrowInvalid as error:
-                self.bad = f"{pattern!r} is no pattern: {str(error).partition(chr(10))[0]}"
-                raise
-            self._known[key] = bool(found)
+        if key not in self._known:  # written since `learn`
+            self._match(pattern, [str(text)])
         return int(self._known[key])
+
+    def _match(self, pattern: str, texts: list[str]) -> None:
+        if len(pattern) > PATTERN:
+            self.bad = f"a pattern has at most {PATTERN} characters"
+            raise BadQuery(self.bad)
+        try:
+            found = pc.match_substring_regex(pa.array(texts, pa.string()), f"^(?s:{pattern})$")
+        except pa.ArrowInvalid as error:
+            self.bad = f"{pattern!r} is no pattern: {str(error).partition(chr(10))[0]}"
+            raise BadQuery(self.bad) from None
+        self._known |= dict(zip(((pattern, text) for text in texts), found.to_pylist(), strict=True))

@@ -120,7 +120,7 @@ class Query(msgspec.Struct, frozen=True):
 
     def fields(self) -> list[Field]:
         """Every field that the query names, once, in order."""
-        found = [field for one in self.filters() for field in _fields(one.condition)]
+        found = [asked.field for one in self.filters() for asked in compares(one.condition)]
         return list(dict.fromkeys([*found, *self.select]))
 
 
@@ -147,9 +147,10 @@ def _filters(spans: Filter | Spansets) -> list[Filter]:
     return [spans] if isinstance(spans, Filter) else [one for part in spans.parts for one in _filters(part)]
 
 
-def _fields(condition: Condition) -> list[Field]:
+def compares(condition: Condition) -> list[Compare]:
+    """Every comparison of a condition, in order."""
     if isinstance(condition, Compare):
-        return [condition.field]
+        return [condition]
     if isinstance(condition, Not):
-        return _fields(condition.what)
-    return [] if isinstance(condition, bool) else [f for part in condition.parts for f in _fields(part)]
+        return compares(condition.what)
+    return [] if isinstance(condition, bool) else [one for part in condition.parts for one in compares(part)]
