@@ -41,16 +41,16 @@ SPEC = JobSpec.model_validate(
 
 
 class Part:
-    """What either process does, for `count` trajectories of one job."""
+    """What either process does, for `count` trajectories of one job, after the `first` ones, of about `size` bytes."""
 
-    def __init__(self, url: str, job: str, count: int) -> None:
+    def __init__(self, url: str, job: str, count: int, first: int = 0, size: int = BYTES) -> None:
         self.bus = Bus(url)
-        self.job, self.count = job, count
+        self.job, self.count, self.first = job, count, first
         self.ledger = Ledger(
             self.bus, job, batch_groups=BATCH // GROUP, max_lag=1000, policy="wait", max_attempts=3
         )
-        self.ids = [trajectory_id(job, i // GROUP, i % GROUP) for i in range(count)]
-        self.records = [record(name, i // GROUP, i % GROUP) for i, name in enumerate(self.ids)]
+        self.ids = [trajectory_id(job, i // GROUP, i % GROUP) for i in range(first, first + count)]
+        self.records = [record(name, i // GROUP, i % GROUP, size) for i, name in enumerate(self.ids, first)]
         self.bodies = [b"".join(encode(told).values()) for told in self.records]
         self.work: dict[str, str] = {}
         self.floor = f"{job}:floor"
@@ -81,7 +81,7 @@ class Part:
             taken += len(ids)
 
     def submit(self) -> None:
-        for group in range(self.count // GROUP):
+        for group in range(self.first // GROUP, (self.first + self.count) // GROUP):
             items = [
                 WorkItem(
                     job=self.job,
@@ -121,7 +121,7 @@ class Part:
 
     def consume(self) -> None:
         intake = Intake(self.bus, self.ledger, SPEC, SPEC.hash())
-        for update in range(1, self.count // BATCH + 1):
+        for update in range(self.first // BATCH + 1, (self.first + self.count) // BATCH + 1):
             claim = self.ledger.claim(update, update - 1)
             if claim is None:
                 raise RuntimeError(f"update {update}: nothing can be claimed")
@@ -133,9 +133,9 @@ class Part:
             self.ledger.forget(trained)
 
 
-def record(name: str, group: int, index: int) -> Trajectory:
-    """A trajectory of about `BYTES` encoded bytes: 13 per sampled token, and the header."""
-    sampled = (BYTES - 800) // 13
+def record(name: str, group: int, index: int, size: int = BYTES) -> Trajectory:
+    """A trajectory of about `size` encoded bytes: 13 per sampled token, and the header."""
+    sampled = (size - 800) // 13
     return Trajectory(
         job=name.partition("-")[0],
         trajectory=name,
