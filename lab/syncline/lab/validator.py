@@ -17,7 +17,16 @@ from pathlib import Path
 
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import JOB, PROOFS
-from syncline.contract.validation import Check, Level, Proof, Report, Result, ValidationRequest, Wanted
+from syncline.contract.validation import (
+    FOLDER,
+    Check,
+    Level,
+    Proof,
+    Report,
+    Result,
+    ValidationRequest,
+    Wanted,
+)
 from syncline.contract.validation_words import refusal
 from syncline.contract.version_path import SignedManifest, VersionId, opened
 from syncline.exporting.source import pin
@@ -98,7 +107,7 @@ class Validator:
                 return self._report(wanted, scratch, tell)
 
             report = carry_out(request, self._context.settings, place, climb)
-        evidence = f"{request.job}/{validations.FOLDER}/{request.number}"
+        evidence = f"{request.job}/{FOLDER}/{request.number}"
         holds = report.failed_at is None
         if not holds:
             self._warm = None  # it may hold anything now

@@ -63,9 +63,9 @@ class Validating:
                 ),
             )
             self._started[record.id, request.number] = self._start(record, request.number)
-        view = self.look(record, request.number)
-        assert view is not None, "its request lies there"
-        return view
+        begun = self.look(record, request.number)
+        assert begun is not None, "its request lies there"
+        return begun
 
     def _start(self, record: JobRecord, number: int) -> subprocess.Popen[bytes]:
         log = record.folder / "logs" / validations.LOG
