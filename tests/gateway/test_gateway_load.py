@@ -1,4 +1,4 @@
-"""The short form of `bench/gateway_load.py`: what must not grow with history or ledger; who reads nothing is dropped."""
+"""The short form of `bench/gateway_load.py`: what must not grow with history or ledger, and clients that stall."""
 
 from __future__ import annotations
 

@@ -134,6 +134,16 @@ def _prepare() -> None:
     _dequantise_fp8(torch)
 
 
+def _log_no_key() -> None:
+    """SGLang logs its settings when it starts, the keys among them."""
+    from sglang.srt.entrypoints import engine
+
+    logged = engine._server_args_for_logging
+    engine._server_args_for_logging = lambda args: {
+        name: "hidden" if name.endswith("api_key") else value for name, value in logged(args).items()
+    }
+
+
 _KEPT: list[Any] = []  # a library's declarations end with it
 
 
@@ -156,4 +166,5 @@ if __name__ == "__main__":
         "SYNCLINE_ENGINE_KEY", ""
     )  # every endpoint asks for it, those that change weights too
     keyed = ["--api-key", key, "--admin-api-key", key] if key else []
+    _log_no_key()
     run_server(prepare_server_args([*sys.argv[1:], *keyed]))
