@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from itertools import pairwise
-from math import isnan
 from typing import Literal
 
 import msgspec
@@ -67,10 +66,6 @@ TRAINED = Hop(
 
 TOKEN_PATH: tuple[Hop, ...] = (PROMPTED, SAMPLED, PUBLISHED, REWARDED, ADMITTED, SCORED, TRAINED)
 """Every hop of one token, in order. `sampled` occurs once per version span."""
-
-
-LEAST, MOST = -1e30, 1e-5
-"""Bounds of a log-probability, the first one out: rounding may leave a certain token a little above 0."""
 
 
 class BadTrajectory(ValueError):
@@ -215,12 +210,9 @@ def _arrays(t: Trajectory) -> str:
     if len(t.loss_mask) != sampled:
         return f"loss mask of {len(t.loss_mask)} for {sampled} sampled tokens"
     values = t.logprobs.tolist()
-    if min(values) > LEAST and max(values) <= MOST and not isnan(sum(values)):  # all at once, for speed alone
+    if -1e30 < min(values) <= max(values) <= 1e-5 and sum(values) < 1:  # NaN is not; all at once, for speed
         return ""
-    for i, logprob in enumerate(values):
-        if not LEAST < logprob <= MOST:  # also refuses NaN
-            return f"log-prob {logprob} at sampled token {i}"
-    return ""
+    return next(f"log-prob {v} at sampled token {i}" for i, v in enumerate(values) if not -1e30 < v <= 1e-5)
 
 
 def _spans(t: Trajectory) -> str:
