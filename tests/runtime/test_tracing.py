@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -276,14 +277,16 @@ def test_a_write_is_whole_or_not_at_all(tmp_path: Path) -> None:
     store.close()
 
 
-def test_spans_go_to_an_otlp_endpoint_too(tmp_path: Path) -> None:
+@contextmanager
+def collector(status: int) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """Its URL, and what it has been sent (path, body), all of which it answers with `status`."""
     received: list[tuple[str, bytes]] = []
 
     class Collector(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             received.append((self.path, body))
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-length", "0")
             self.end_headers()
 
@@ -293,19 +296,42 @@ def test_spans_go_to_an_otlp_endpoint_too(tmp_path: Path) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    tracing.setup("rollout", "w0", tmp_path / "t.sqlite", f"http://127.0.0.1:{server.server_address[1]}")
-    prompted("j1")
-    tracing.shutdown()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", received
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        tracing.setup("unnamed", "unnamed", None, None)
+
+
+def test_spans_go_to_an_otlp_endpoint_too(tmp_path: Path) -> None:
+    links = [tracing.new_traceparent() for _ in range(512)]
+    with collector(200) as (url, received):
+        tracing.setup("rollout", "w0", tmp_path / "t.sqlite", url)
+        with tracing.hop(MINTED, links=links, job="j1", version=VersionId(1, 9), optimizer_step=9) as hop:
+            hop.set(parent=None, trajectories=512)
+        tracing.shutdown()
+        assert tracing.losses() == {"store": 0, "otlp": 0, "incomplete": 0, "skewed": 0, "links": 0}
     [(path, body)] = received
     assert path == "/v1/traces"
-    assert b"token.prompted" in body
-    request = ExportTraceServiceRequest.FromString(body)
-    [resource] = request.resource_spans
+    [resource] = ExportTraceServiceRequest.FromString(body).resource_spans
     names = {a.key: a.value.string_value for a in resource.resource.attributes}
     assert (names["service.name"], names["service.instance.id"]) == ("rollout", "w0")
-    assert tracing.losses()["otlp"] == 0
+    [span] = resource.scope_spans[0].spans
+    assert span.name == "version.minted"
+    assert [f"00-{link.trace_id.hex()}-{link.span_id.hex()}-01" for link in span.links] == links
     assert len(spans_of(tmp_path / "t.sqlite", job="j1")) == 1
-    tracing.setup("unnamed", "unnamed", None, None)
+
+
+def test_spans_that_an_endpoint_refuses_are_counted_and_stay_in_the_store(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with collector(400) as (url, received):
+        tracing.setup("rollout", "w0", tmp_path / "t.sqlite", url)
+        prompted("j1")
+        tracing.shutdown()
+        assert tracing.losses() == {"store": 0, "otlp": 1, "incomplete": 0, "skewed": 0, "links": 0}
+    assert len(received) == 1
+    assert "tracing ends with losses: {'otlp': 1}" in caplog.text
+    assert len(spans_of(tmp_path / "t.sqlite", job="j1")) == 1
