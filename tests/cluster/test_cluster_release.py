@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
 RELEASE = "demo"
 FULL = "demo-syncline"
-UPDATES = 16
+UPDATES = 40
 
 
 class Release:
@@ -88,7 +88,10 @@ def test_a_job_outlives_upgrade_rollback_switches_kills_and_evictions(rig: Rig, 
     release.bring("install", "image.tag=one")
     release.settled("one")
     rig.token = rig.secret(f"{FULL}-token", "token")
-    wanted = spec(schedule={"mode": "colocated", "updates": UPDATES}, limits={"worker_idle": 5.0})
+    slow = {"pace": [0.05, 0.05]}  # so that it is still running when helm is through
+    wanted = spec(
+        schedule={"mode": "colocated", "updates": UPDATES}, limits={"worker_idle": 5.0}, rollout=slow
+    )
     job = rig.post("/v1/jobs", wanted)["id"]
     rig.wait(job, 300, "update 2", lambda status: int(status["update"]) >= 2)
     first = images(rig, job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from syncline.scheduler.launch.kubernetes.seen import Count, count, entries, observe
 from syncline.scheduler.launch.kubernetes.template import POOL, PROCESSES
 from syncline.scheduler.launch.launcher import Observed, ProcessView
+from syncline.scheduler.lookout import lost
+from syncline.scheduler.saved import Watch
 
 AT = "2026-01-01T00:00:00Z"
 RUNNING = {"running": {"startedAt": AT}}
@@ -79,6 +81,41 @@ def test_processes_that_share_a_container_are_as_their_entry_says() -> None:
     inner = {"u1": Observed(processes={"j1/w0": told})}
     view = state(shared, inner)
     assert (view.state, view.exit, view.starts) == ("waiting", -9, 3)
+
+
+def test_a_scheduler_that_has_just_come_takes_the_living_for_alive() -> None:
+    """Nobody has asked the entry yet; a process called dead would have to report for duty again, and would not."""
+    names = ("j1/w0", "j1/trainer")
+    one = pod(names=names, name="j1-shared-0", state=RUNNING)
+    told = ProcessView(name="j1/w0", state="running", pid=7, exit=None, starts=1, restarts=0, since=5.0)
+    counts = count([one], {"u1": Observed(processes={"j1/w0": told})}, {})
+    assert observe([one], {}, counts, ()).processes["j1/w0"].state == "running"
+    later = {"running": {"startedAt": "2026-01-01T00:01:00Z"}}
+    restarted = pod(names=names, name="j1-shared-0", state=later, lastState=KILLED, restartCount=1)
+    again = count([restarted], {}, counts)
+    view = observe([restarted], {}, again, ()).processes["j1/w0"]
+    assert (view.state, view.starts) == ("waiting", 1)
+
+
+def test_deaths_are_told_once_and_not_when_the_next_has_reported_for_duty_already() -> None:
+    def at(state: str, starts: int, since: float = 0.0) -> Observed:
+        view = ProcessView(
+            name="j1/w0", state=cast(Any, state), pid=None, exit=-9, starts=starts, restarts=0, since=since
+        )
+        return Observed(processes={"j1/w0": view})
+
+    watch = Watch()
+    assert lost("j1", at("running", 1, 10.0), watch) == []
+    assert [event.who for event in lost("j1", at("waiting", 1), watch)] == ["w0"]
+    assert lost("j1", at("waiting", 1), watch) == []
+    assert lost("j1", at("running", 2, 20.0), watch) == []
+    watch.up["w0"] = 21.0
+    assert [event.who for event in lost("j1", at("running", 3, 30.0), watch)] == [
+        "w0"
+    ]  # who has not yet reported
+    watch.up["w0"] = 41.0
+    assert lost("j1", at("running", 4, 40.0), watch) == []  # seen late: the fourth is on duty
+    assert [event.who for event in lost("j1", at("waiting", 4), watch)] == ["w0"]
 
 
 def test_what_is_wanted_and_in_no_pod_waits() -> None:

@@ -63,7 +63,7 @@ class Job:
             event = self._event(entry)
             if event is not None:
                 commands = self._step(event)
-                self._note(event)
+                self._note(event, moment(entry.id))
                 orders += [phase(command) for command in commands if isinstance(command, machine.Order)]
             self.saved.cursor = entry.id
         if entries:
@@ -210,12 +210,13 @@ class Job:
             return None
         return event
 
-    def _note(self, event: e.Event) -> None:
+    def _note(self, event: e.Event, at: float) -> None:
         self._lookout.policy.note(event)
         watch = self.saved.watch
         match event:
             case e.WorkerUp(who=who):
                 watch.awaited.pop(who, None)
+                watch.up[who] = at
             case e.WorkerLost(who=who) if who in self.state.engines:
                 watch.awaited.setdefault(who, steady.now())
             case e.SwitchTo(why="plan"):
@@ -230,6 +231,11 @@ class Job:
                 story = "%s: %s sleeps and still holds %d MB, it began with %d MB"
                 self._tools.log.warning(story, self.job, who, resident >> 20, baseline >> 20)
                 self._bus.hincrby(JOB.at(self.job), "leaks")
+
+
+def moment(entry: str) -> float:
+    """When a stream's entry was appended, in wall-clock seconds, as its id says."""
+    return int(entry.partition("-")[0]) / 1000
 
 
 def phase(order: machine.Order) -> e.Phase:

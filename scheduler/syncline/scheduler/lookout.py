@@ -77,19 +77,12 @@ class Lookout:
             launcher.apply(wanted)
         except ValueError as error:
             return [e.Failed(who="scheduler", reason=str(error))]
-        return self._deaths(launcher.observe(), watch.deaths)
+        return self._deaths(launcher.observe(), watch)
 
-    def _deaths(self, observed: Observed, told: dict[str, int]) -> list[e.Event]:
-        """A `WorkerLost` for each process that died since it was last told."""
-        found: list[e.Event] = []
-        for name, view in observed.processes.items():
-            who = name.removeprefix(f"{self._job}/")
-            deaths = view.starts - (view.state in ("running", "stopping"))
-            if deaths > told.get(who, 0):
-                self._tools.log.warning("%s died (exit %s), %d starts", name, view.exit, view.starts)
-                found.append(e.WorkerLost(who=who, exit=view.exit))
-            told[who] = deaths
-        return found
+    def _deaths(self, observed: Observed, watch: Watch) -> list[e.Event]:
+        for event in (found := lost(self._job, observed, watch)):
+            self._tools.log.warning("%s/%s died (exit %s)", self._job, event.who, event.exit)
+        return [*found]
 
     def _see(self, state: State) -> observe.Seen | None:
         """The ledger's state, or None if a claim was made or undone while it was read."""
@@ -150,3 +143,20 @@ class Lookout:
         return [
             e.Failed(who="rollout", reason=f"{failed} trajectories failed in a row, none was sampled: {why}")
         ]
+
+
+def lost(job: str, observed: Observed, watch: Watch) -> list[e.WorkerLost]:
+    """One for each process that died since it was last told, which `watch` then remembers.
+
+    A death may be seen late, when another process has taken the name and reported for duty already: nobody waits for
+    that one, so nothing is told.
+    """
+    found = []
+    for name, view in observed.processes.items():
+        who = name.removeprefix(f"{job}/")
+        deaths = view.starts - (view.state in ("running", "stopping"))
+        back = view.state == "running" and 0.0 < view.since < watch.up.get(who, 0.0)
+        if deaths > watch.deaths.get(who, 0) and not back:
+            found.append(e.WorkerLost(who=who, exit=view.exit))
+        watch.deaths[who] = deaths
+    return found

@@ -29,6 +29,7 @@ class Watch(msgspec.Struct, kw_only=True):
     plan: int = 0  # switches of the spec's plan that were taken
     deaths: dict[str, int] = {}  # process -> ends of it that were told as WorkerLost
     awaited: dict[str, float] = {}  # engine that has not reported for duty -> since when, wall-clock seconds
+    up: dict[str, float] = {}  # engine -> when it last reported for duty, seconds of Redis' wall clock
 
 
 class Saved(msgspec.Struct, kw_only=True):

@@ -19,22 +19,26 @@ State = Literal["running", "waiting", "stopping", "exited"]
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
-    """Starts of a process: `before` in pods that are gone, `here` in the pod `uid`."""
+    """Starts of a process: `before` in pods that are gone, `here` in the pod `uid`.
+
+    life   of the container that it shares, when its entry last spoke of it
+    """
 
     before: int = 0
     uid: str = ""
     here: int = 0
+    life: str = ""
 
     @property
     def starts(self) -> int:
         """All of them."""
         return self.before + self.here
 
-    def seen(self, uid: str, lives: int) -> Count:
+    def seen(self, uid: str, lives: int, life: str = "") -> Count:
         """After the pod `uid` was seen to have started it `lives` times."""
         if uid == self.uid:
-            return Count(before=self.before, uid=uid, here=max(self.here, lives))
-        return Count(before=self.starts, uid=uid, here=lives) if lives else self
+            return Count(before=self.before, uid=uid, here=max(self.here, lives), life=life or self.life)
+        return Count(before=self.starts, uid=uid, here=lives, life=life) if lives else self
 
 
 Counts = Mapping[str, Count]
@@ -80,9 +84,12 @@ def count(pods: Iterable[Raw], inner: Inner, counts: Counts) -> dict[str, Count]
         uid = pod["metadata"]["uid"]
         for process, container in plays(pod).items():
             view = _inside(inner, uid, process)
-            shared = container in entries(pod)
-            lives = (0 if view is None else view.starts) if shared else _lives(_status(pod, container))
-            found[process] = found.get(process, Count()).seen(uid, lives)
+            life = entries(pod).get(container)
+            known = found.get(process, Count())
+            if life is None:
+                found[process] = known.seen(uid, _lives(_status(pod, container)))
+            elif view is not None:
+                found[process] = known.seen(uid, view.starts, life)
     return found
 
 
@@ -92,7 +99,7 @@ def observe(pods: Iterable[Raw], inner: Inner, counts: Counts, also: Iterable[st
     for pod in sorted(pods, key=_order):  # of two pods with one process, the last speaks
         for process, container in plays(pod).items():
             view = _inside(inner, pod["metadata"]["uid"], process)
-            views[process] = _view(process, pod, container, view, counts.get(process, Count()).starts)
+            views[process] = _view(process, pod, container, view, counts.get(process, Count()))
     for process in also:
         if process not in views:
             starts = counts.get(process, Count()).starts
@@ -114,18 +121,22 @@ def _order(pod: Raw) -> tuple[bool, bool, str]:
     return not over(pod), "deletionTimestamp" not in metadata, metadata.get("creationTimestamp", "")
 
 
-def _view(process: str, pod: Raw, container: str, inner: ProcessView | None, starts: int) -> ProcessView:
-    """A process as its container is, or where several share that, as their entry says; until it says, they wait."""
+def _view(process: str, pod: Raw, container: str, inner: ProcessView | None, count: Count) -> ProcessView:
+    """A process as its container is, or where several share that, as their entry says.
+
+    Of an entry that has not spoken yet: what ran in this life of its container is taken to run; in a new one, nothing.
+    """
+    starts, life = count.starts, entries(pod).get(container)
     status = _status(pod, container)
     running = status.get("state", {}).get("running")
     state: State = "waiting"
     if running is not None and not over(pod):
         if "deletionTimestamp" in pod["metadata"]:
             state = "stopping"
-        elif container not in entries(pod):
-            state = "running"
         elif inner is not None:
             state = inner.state
+        elif life is None or life == count.life:
+            state = "running"
     return ProcessView(
         name=process,
         state=state,
@@ -133,7 +144,7 @@ def _view(process: str, pod: Raw, container: str, inner: ProcessView | None, sta
         exit=_exit(status) if inner is None or inner.exit is None else inner.exit,
         starts=starts,
         restarts=max(0, starts - 1),
-        since=_seconds(running.get("startedAt")) if running else 0.0,
+        since=inner.since if inner is not None else _seconds(running.get("startedAt")) if running else 0.0,
     )
 
 
