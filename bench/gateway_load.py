@@ -175,7 +175,7 @@ async def _load(args: argparse.Namespace, url: str, large: str, gateway: psutil.
     until = time.monotonic() + args.seconds
     before, peak = gateway.memory_info().rss, [0]
     stalled = [_stall(url, large) for _ in range(args.stalled)]
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # the gateway closes after 5
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
         clients = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from syncline.contract import evaluation_rules, prompts_spec, support, validation_spec
+from syncline.contract import evaluation_rules, prompts_spec, secrets_rules, support, validation_spec
 from syncline.contract.job import JobSpec, Problem, RewardSpec
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.precision_rules import contradictions
@@ -286,4 +286,5 @@ RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _rest,
     _validation,
     evaluation_rules.problems,
+    secrets_rules.problems,
 )

@@ -6,11 +6,11 @@ may name the hosts that the operator has listed for it, and no others; the opera
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from syncline.contract.job import JobSpec, Problem
+from syncline.contract.secrets_rules import addresses
 from syncline.contract.spec_text import SpecError
 from syncline.runtime.tokens import Who
 
@@ -21,7 +21,7 @@ def check(who: Who, spec: JobSpec) -> None:
         return
     allowed = who.limits.hosts
     found = []
-    for path, url in _addresses(spec):
+    for path, url in addresses(spec):
         host = _host(url)
         if not any(fnmatchcase(host, pattern.lower()) for pattern in allowed):
             hint = (
@@ -38,19 +38,6 @@ def check(who: Who, spec: JobSpec) -> None:
         ]
     if found:
         raise SpecError(found)
-
-
-def _addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Every text in task and reward that is a URL, with its key."""
-    if spec.reward.url is not None:
-        yield "reward.url", spec.reward.url
-    options = [("task.options", spec.task.options)]
-    options += [(f"task.parts.{number}.options", part.options) for number, part in enumerate(spec.task.parts)]
-    for path, given in options:
-        for name, value in given.items():
-            for text in value if isinstance(value, list) else [value]:
-                if isinstance(text, str) and "://" in text:
-                    yield f"{path}.{name}", text
 
 
 def _host(url: str) -> str:
