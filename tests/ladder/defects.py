@@ -289,7 +289,23 @@ def _alpha_lost(original: Callable[..., Any], model: Any, plan_: Any, adapter: A
     return original(model, plan_, msgspec.structs.replace(adapter, alpha=float(adapter.rank)), seed)
 
 
+def _experts_swapped(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """Two experts of the first layer lie in each other's place, where they are written and where they are read back."""
+    original(self, *args, **kwargs)
+    views = self.packed.views
+    for name in [name for name in views if "layers.0.mlp.experts.0." in name]:
+        other = name.replace("experts.0.", "experts.1.")
+        views[name], views[other] = views[other], views[name]
+
+
 PREFIXES = (
+    Defect(
+        "experts of one layer packed in another order",
+        4,
+        "bf16",
+        "tiny-moe",
+        _around(weights.Weights, "__init__", _experts_swapped),
+    ),
     Defect("token shift", 4, "bf16", "tiny-dense", _trainer_reads(_earlier)),
     Defect("temperature mismatch", 4, "unified_fp8", "tiny-moe", _trainer_reads(_hotter)),
     Defect("padded position ids", 4, "bf16", "tiny-moe", _trainer_reads(_padded_positions)),
@@ -330,7 +346,23 @@ def _index_off_by_one(
             buffer[to] = buffer[to].roll(1, -2)
 
 
+def _fades(original: Callable[..., None], self: Any) -> None:
+    """A state that loses a part of itself in every step."""
+    original(self)
+    for layer in self.slot_layers:
+        for key, buffer in layer.buffers.items():
+            if key[0] == "recurrent":
+                buffer *= 0.9
+
+
 REQUESTS = (
+    Defect(
+        "recurrent state that drifts",
+        5,
+        "lora_frozen_mxfp4",
+        "tiny-kimi",
+        _around(slots.SlotCache, "advance", _fades),
+    ),
     Defect(
         "sparse-attention index off by one",
         5,
@@ -396,6 +428,28 @@ def _kept(chosen: Callable[[str], bool]) -> Broken:
     return _around(weights.Weights, "load", load)
 
 
+def _unread(chosen: Callable[[str], bool]) -> Broken:
+    """From the third version on, the tensors that are `chosen` stay those of the second, in whatever buffer."""
+
+    @contextmanager
+    def broken() -> Iterator[None]:
+        kept: list[dict[str, Tensor]] = []
+
+        def load(original: Callable[..., str], self: Any, *args: Any, **kwargs: Any) -> str:
+            done = original(self, *args, **kwargs)
+            held = {n: t for n, t in {**self.packed.slots, **self.packed.views}.items() if chosen(n)}
+            if len(kept) < 2:
+                kept.append({name: t.clone() for name, t in held.items()})
+            for name, tensor in kept[-1].items():
+                held[name].copy_(tensor)
+            return done
+
+        with _around(weights.Weights, "load", load)():
+            yield
+
+    return broken
+
+
 UPDATES = (
     Defect(
         "stale derived scale",
@@ -409,7 +463,7 @@ UPDATES = (
         6,
         "lora_frozen_mxfp4",
         "tiny-kimi",
-        _kept(lambda name: ".lora_" in name),
+        _unread(lambda name: ".lora_" in name),
     ),
     Defect(
         "mixed adapter version",
@@ -418,7 +472,7 @@ UPDATES = (
         "tiny-kimi",
         _kept(lambda name: ".lora_" in name and "layers.0." in name),
     ),
-    Defect("a version that is a label alone", 6, "bf16", "tiny-dense", _kept(lambda name: True)),
+    Defect("a version that is a label alone", 6, "bf16", "tiny-dense", _unread(lambda name: True)),
     Defect(
         "one fused tensor of the version before", 6, "bf16", "tiny-moe", _kept(lambda name: "k_proj" in name)
     ),

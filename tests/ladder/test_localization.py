@@ -16,26 +16,5 @@ def test_a_defect_is_found_at_its_own_level(defect: Defect) -> None:
     assert report.diagnosis is not None
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("missing exception: the router in few bits", "router"),
-        ("swapped nibbles", "nibble order"),
-        ("token shift", "token alignment"),
-        ("routes recorded for another layer", "how routes are recorded"),
-        ("context off by one", "KV cache"),
-        ("adapter installed and not read", "not read"),
-        ("DGrad through the wrong weight", "DGrad"),
-    ],
-)
-def test_a_failure_is_read_from_where_it_first_appears(name: str, words: str) -> None:
-    defect = next(d for d in DEFECTS if d.name == name)
-    with defect.broken():
-        report = climbed(defect.asked(spec_of(defect.recipe, defect.model)))
-    assert report.diagnosis is not None
-    assert words in f"{report.diagnosis.symptom} {report.diagnosis.cause}"
-    assert report.diagnosis.check_next
-
-
 def test_the_page_has_the_matrix_of_these_defects() -> None:
     assert PAGE.read_text() == page(PAGE.read_text()), "run python tests/ladder/matrix.py"

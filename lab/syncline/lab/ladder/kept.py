@@ -6,9 +6,11 @@ neighbours do to it is compared elsewhere. Legend: T tokens of a context, C toke
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -29,13 +31,15 @@ from syncline.trainer.engines.torch import TorchEngine
 
 STEPS = 8
 REQUESTS = 3
-KINDS = ("KV cache", "recurrent state", "convolution window")
+CONVOLUTION, RECURRENT, CONTEXT = "convolution window", "recurrent state", "KV cache"
+KINDS = (CONVOLUTION, RECURRENT, CONTEXT)
+"""In the order in which one layer's feed each other."""
 INDEX = "sparse-attention index"
 SWAPS = 0.002
 """Share of an index's choices: two tokens whose scores are equal to the last bits may change places."""
 
-States = dict[str, dict[str, Tensor]]
-"""Kind -> layer and part -> values of one request."""
+States = dict[str, dict[tuple[int, str], Tensor]]
+"""Kind -> layer and what it is of it -> values of one request."""
 Chosen = list[list[set[int]]]
 """Indexer by indexer, query by query: the tokens that are attended to."""
 
@@ -54,12 +58,7 @@ def checks(subject: Subject, order: float, source: str) -> Iterator[Check]:
     """One check per kind; what the model does not keep is said. `order`: what another order of additions may do."""
     if subject.rollouts.shows_state:
         runs = [_alone(subject, 3 * PROMPTS + n) for n in range(REQUESTS)]
-        for kind in KINDS:
-            yield (
-                _state(kind, runs, order, source)
-                if kind in runs[0].decoded
-                else absent(kind, "no layer keeps one")
-            )
+        yield from _states(runs, order, source)
         if runs[0].wanted:
             most = max(SWAPS, order)
             yield _index("decode", [(r.chosen, r.wanted, r.first) for r in runs], most, source)
@@ -71,24 +70,29 @@ def checks(subject: Subject, order: float, source: str) -> Iterator[Check]:
         yield absent(kind, "it lies in the server's process, and shows in log-probs alone")
 
 
-def _state(kind: str, runs: Sequence[Alone], order: float, source: str) -> Check:
-    """The largest difference of one request's state in one layer, beside that state."""
-    worst, where = 0.0, ""
-    for run in runs:
-        found, wanted = run.decoded[kind], run.prefilled[kind]
-        assert found.keys() == wanted.keys(), "one model"
-        for name, values in wanted.items():
-            apart = float((found[name] - values).norm() / values.norm())
-            if not apart <= worst:
-                worst, where = apart, name
-    return Check(
-        name=f"{kind}: decode against prefill",
-        found=worst,
-        bound=order,
-        source=source,
-        unit="of its norm",
-        where="" if worst <= order else where,
-    )
+def _states(runs: Sequence[Alone], order: float, source: str) -> list[Check]:
+    """A check per kind, that with the lowest layer at fault first: what is above it only reads what it says."""
+    found = []
+    for kind in KINDS:
+        if kind not in runs[0].decoded:
+            found.append((sys.maxsize, absent(kind, "no layer keeps one")))
+            continue
+        apart = defaultdict[tuple[int, str], float](float)
+        for run in runs:
+            for where, values in run.prefilled[kind].items():
+                off = float((run.decoded[kind][where] - values).norm() / values.norm())
+                apart[where] = max(apart[where], off if isfinite(off) else inf)
+        wrong = sorted(where for where, off in apart.items() if off > order)
+        check = Check(
+            name=f"{kind}: decode against prefill",
+            found=max(apart.values()),
+            bound=order,
+            source=source,
+            unit="of its norm",
+            where=f"first in layer {wrong[0][0]}, {wrong[0][1]}" if wrong else "",
+        )
+        found.append((wrong[0][0] if wrong else sys.maxsize, check))
+    return [check for _, check in sorted(found, key=lambda pair: pair[0])]
 
 
 def _index(who: str, runs: Sequence[tuple[Chosen, Chosen, int]], bound: float, source: str) -> Check:
@@ -151,11 +155,11 @@ def _decoded(batch: Batch) -> States:
     for n, layer in enumerate(batch._cache.slot_layers):
         if isinstance(layer, StateLayer):
             for (kind, i), buffer in layer.buffers.items():
-                found[_kind(kind)][f"layer {n}, part {i}"] = buffer[:1].float().clone()
+                found[_kind(kind)][n, f"part {i}"] = buffer[:1].float().clone()
         else:
             length, _ = layer.get_mask_sizes(0)
             held = {k: b[:1].narrow(-2, geometry.column - length, length) for k, b in layer.buffers.items()}
-            found[KINDS[0]] |= _values(f"layer {n}", held)
+            found[CONTEXT] |= _values(n, held)
     return dict(found)
 
 
@@ -167,24 +171,24 @@ def _prefilled(cache: Any) -> States:
             for kind, states in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):
                 for i, state in states.items():
                     if state is not None:
-                        found[_kind(kind)][f"layer {n}, part {i}"] = state.float().clone()
+                        found[_kind(kind)][n, f"part {i}"] = state.float().clone()
         else:
-            found[KINDS[0]] |= _values(f"layer {n}", stored_of(layer))
+            found[CONTEXT] |= _values(n, stored_of(layer))
     return dict(found)
 
 
 def _kind(of_layer: str) -> str:
-    return KINDS[1] if of_layer == "recurrent" else KINDS[2]
+    return RECURRENT if of_layer == "recurrent" else CONVOLUTION
 
 
-def _values(layer: str, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _values(layer: int, stored: Mapping[str, Tensor]) -> dict[tuple[int, str], Tensor]:
     """Keys, values and index keys in FP32; of those that are quantised, what their codes stand for."""
-    found = {}
+    found: dict[tuple[int, str], Tensor] = {}
     for name in KV_QUANTISED["fp8_e4m3"]:
         if parts(name)[1] in stored:
-            found[f"{layer}, {name}"] = decode(name, stored, torch.float32)
+            found[layer, name] = decode(name, stored, torch.float32)
         elif name in stored:
-            found[f"{layer}, {name}"] = stored[name].float().clone()
+            found[layer, name] = stored[name].float().clone()
     return found
 
 

@@ -23,6 +23,8 @@ from syncline.rollout.engine import Chunk, CommitPolicy, RolloutEngine
 
 STRENGTH = 0.5
 """Of the perturbation, relative to each tensor's mean magnitude: far over a low-bit format's step."""
+READ = 0.1
+"""Of the change that the trainer predicts: an engine that moves by less has not read what was installed."""
 BEFORE = 4
 """Decode steps before the version changes under running requests."""
 
@@ -38,6 +40,13 @@ def checks(subject: Subject) -> Iterator[Check]:
         found=FAR * scale,
         bound=proof.predicted,
         source=f"{FAR:g} times the same-version gap, beside the trainer's own change",
+        unit="nats, mean",
+    )
+    yield Check(
+        name="the installed version changes the scores",
+        found=READ * proof.predicted,
+        bound=proof.found,
+        source="a tenth of the trainer's own change, beside the engine's",
         unit="nats, mean",
     )
     yield Check(

@@ -174,9 +174,17 @@ READINGS: tuple[Reading, ...] = (
     ),
     Reading(
         6,
+        "changes the scores",
+        "bytes arrived, and nothing scores otherwise",
+        "what was installed is not read: an adapter or a version that is active by name alone",
+        "the manifest's digests, then the active version's name, then what the kernel reads: in this order",
+    ),
+    Reading(
+        6,
         "move",
-        "the installed version does not score as its weights say",
-        "a derived scale, a fused tensor or an adapter of the version before; bytes arrived and are not read",
+        "the first load matches, and an update does not score as its weights say",
+        "shard reconstruction, tensor fusion, packing or activation: a derived scale, a part of a fused tensor, or some"
+        " of an adapter's tensors are of the version before",
         "perturb one tensor at a time: the one that moves nothing is not read",
     ),
     Reading(

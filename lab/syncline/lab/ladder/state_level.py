@@ -14,6 +14,7 @@ from torch import Tensor
 from syncline.contract.token_path import Trajectory
 from syncline.lab.ladder import kept
 from syncline.lab.ladder.apart import SUMS, SUMS_SOURCE, apart_N, gap
+from syncline.lab.ladder.diagnosis import EXPERTS
 from syncline.lab.ladder.records import Check, absent
 from syncline.lab.ladder.subject import Subject
 from syncline.lab.measure import Scores, behaviour
@@ -38,9 +39,7 @@ def checks(subject: Subject) -> Iterator[Check]:
     if matched is None:
         yield absent("experts", "the model does not route")
     else:
-        yield _routes("experts: trainer against prefill", matched, wide, TIES)
-        due = wide if kv == "wide" else stored
-        yield _routes("experts: decode against prefill", _recorded(records), due, max(TIES, order))
+        yield _routes(EXPERTS, matched, wide, TIES)
     together = subject.pair.score_trainer(records, as_rollout=True)
     alone = subject.trainer_alone(as_rollout=True)
     name = "the trainer's batch against one at a time"
@@ -56,6 +55,9 @@ def checks(subject: Subject) -> Iterator[Check]:
             source="expected.high of the contract",
         )
     yield from kept.checks(subject, order, order_source)
+    if matched is not None:
+        due = wide if kv == "wide" else stored
+        yield _routes("experts: decode against prefill", _recorded(records), due, max(TIES, order))
     decoded = behaviour(records)
     yield gap("decode against prefill", decoded, prefilled, names, bound=order, source=order_source)
     yield _growth(records, decoded, prefilled, order)

@@ -44,11 +44,11 @@ def checks(subject: Subject) -> Iterator[Check]:
     wanted, *less = (textbook.gradients(subject, subject.records, advantages, how) for how in _hows(contract))
     before, after, twice = _State(start), _State(once), _State(again)
     yield same("the step repeats to the last bit", _unequal(after, twice), "one order of additions")
+    yield same("masters and moments are FP32", _narrow(after), "trainer.master and trainer.moments")
     yield _gradient(subject, before, after, wanted, _allowed(wanted, less))
     yield _update(subject, before, after)
     frozen = sorted(set(_names(after)) - set(wanted)) if subject.contract.adapter is not None else []
     yield same("the frozen base has no moments", frozen, "seed section 5.1")
-    yield same("masters and moments are FP32", _narrow(after), "trainer.master and trainer.moments")
 
 
 class _State:
@@ -175,6 +175,19 @@ def _update(subject: Subject, before: _State, after: _State) -> Check:
 
 
 def _narrow(state: _State) -> list[str]:
+    """What has another dtype than FP32, or has it and holds nothing that BF16 could not."""
     kept = {n: t for n, t in state.optimizer.items() if n.startswith("exp_avg")}
-    kept |= {n: t for n, t in state.weights.items() if n.startswith("parameter.")}
-    return [f"{name} is {tensor.dtype}" for name, tensor in kept.items() if tensor.dtype != torch.float32]
+    kept |= {n: t for n, t in state.weights.items() if n.startswith("parameter.") and _moves(state, n)}
+    wrong = []
+    for name, tensor in kept.items():
+        if tensor.dtype != torch.float32:
+            wrong.append(f"{name} is {tensor.dtype}")
+        elif bool(tensor.any()) and torch.equal(tensor, tensor.bfloat16().float()):
+            wrong.append(f"{name} holds BF16 values")
+    return wrong
+
+
+def _moves(state: _State, parameter: str) -> bool:
+    """Whether an optimizer step changes it."""
+    moment = state.optimizer.get(f"exp_avg.{parameter.removeprefix('parameter.')}")
+    return moment is not None and bool(moment.any())
