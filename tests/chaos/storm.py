@@ -127,7 +127,10 @@ Fault = Callable[[Storm, random.Random], None]
 
 
 def kill(name: str) -> Fault:
-    return lambda storm, drawn: storm.stack.kill(name) and None
+    def do(storm: Storm, drawn: random.Random) -> None:
+        storm.stack.kill(name)
+
+    return do
 
 
 def pause(name: str, least: float, most: float) -> Fault:
@@ -231,7 +234,8 @@ def may_mount() -> bool:
 
 def schedule(seed: int, count: int, faults: dict[str, Fault]) -> list[str]:
     """Which faults come, in order: each once before any comes twice."""
-    drawn, order = random.Random(seed), []
+    drawn = random.Random(seed)
+    order: list[str] = []
     while len(order) < count:
         order += drawn.sample(sorted(faults), len(faults))
     return order[:count]

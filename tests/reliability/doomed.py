@@ -142,7 +142,7 @@ def serve(environ: Mapping[str, str], log: str, point: Point | None, call: int, 
     from syncline.trainer import assembly, loop
 
     Lease.__init__.__defaults__ = (LEASE,)
-    assembly.build_engine = fingerprint.FingerprintEngine  # type: ignore[assignment]  # the protocol is kept
+    assembly.__dict__["build_engine"] = fingerprint.FingerprintEngine
     if point is not None:
         strike(point, call, number)
     service.run("trainer", loop.main)

@@ -72,7 +72,7 @@ class FingerprintEngine:
     def backward(self, cells: Sequence[tuple[int, int]]) -> float:
         """Gradients of minus the sum of `cells`, (group, index) each."""
         loss_ = -torch.stack([self.used_GS[group, index] for group, index in cells]).sum()
-        loss_.backward()
+        loss_.backward()  # type: ignore[no-untyped-call]
         return float(loss_.detach())
 
     def optimize(self, sgd: torch.optim.SGD) -> None:
