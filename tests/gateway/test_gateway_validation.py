@@ -183,4 +183,7 @@ def test_what_is_not_there_or_not_a_level_is_refused_in_one_shape(real: Server) 
         said = problem(real.http.post(path, json={"levels": levels}), 422)
         assert said["type"] == "urn:syncline:problem:body-refused"
     problem(real.http.post(path, json={"level": [1]}), 422)
+    real.app.state.gateway.validating.most = 0
+    said = problem(real.http.post(path), 429)
+    assert said["type"] == "urn:syncline:problem:too-many-validations"
     assert real.http.get(path).json() == {"items": []}, "nothing was begun"

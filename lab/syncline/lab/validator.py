@@ -42,6 +42,7 @@ from syncline.runtime.service import ServiceContext, run
 from syncline.runtime.store import BlobStore, MissingManifest
 
 POLL = 1.0  # seconds after which a stop is looked for, though nothing arrived
+KEPT = 100  # versions that held whose figures are kept
 SIX: tuple[Level, ...] = (6,)
 
 
@@ -111,6 +112,7 @@ class Validator:
         holds = report.failed_at is None
         if not holds:
             self._warm = None  # it may hold anything now
+        validations.prune(self._folder, KEPT)
         return Proof(
             version=wanted.version,
             digest=wanted.digest,

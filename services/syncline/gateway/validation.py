@@ -23,7 +23,7 @@ from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.jobs import Body
 from syncline.gateway.records import JobRecord
 from syncline.gateway.shapes import HopView
-from syncline.gateway.validation_processes import Busy
+from syncline.gateway.validation_processes import Busy, Full
 from syncline.gateway.version_lineage import hop_view
 from syncline.gateway.versions import known
 from syncline.runtime.tracing import spans_of
@@ -142,6 +142,8 @@ def begin_validation(record: TheJob, here: Here, body: Body) -> Response:
         view = here.validating.begin(record, levels, _links(here, record))
     except Busy as busy:
         raise Refusal(409, "validation-running", str(busy), state=busy.view.state) from None
+    except Full as full:
+        raise Refusal(429, "too-many-validations", str(full), headers={"Retry-After": "10"}) from None
     return reply(view, 202, {"Location": f"/v1/jobs/{record.id}/validation/{view.number}"})
 
 

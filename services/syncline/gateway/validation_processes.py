@@ -20,6 +20,7 @@ from syncline.gateway.records import JobRecord
 from syncline.runtime import validations
 from syncline.runtime.settings import Settings
 
+MOST = 4  # processes at once, of all jobs: each takes a core and the memory of a few models
 PROGRAM = "syncline.lab.validation"
 
 
@@ -31,11 +32,15 @@ class Busy(Exception):
         self.view = view
 
 
+class Full(Exception):
+    """This gateway climbs for as many jobs as it may."""
+
+
 class Validating:
-    """The validations of this run root."""
+    """The validations of this run root. `most`: processes at once."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._settings, self.most = settings, MOST
         self._lock = threading.Lock()
         self._started: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
 
@@ -45,11 +50,14 @@ class Validating:
         return f"the gateway's environment lacks {' and '.join(missing)}" if missing else ""
 
     def begin(self, record: JobRecord, levels: tuple[Level, ...], links: tuple[str, ...]) -> Validation:
-        """Start to climb `levels` with the job's spec. Raises `Busy`, if a climb for the job itself runs."""
+        """Start to climb `levels` with the job's spec. Raises `Busy` while a climb for the job runs, and `Full`."""
         with self._lock:
+            running = sum(process.poll() is None for process in self._started.values())
             for view in self.all(record):
                 if view.state == "running" and view.why != "before_active":
                     raise Busy(view)
+            if running >= self.most:
+                raise Full(f"{running} validations run here, which is the most at once; come back later")
             request = validations.begin(
                 record.folder,
                 lambda number: ValidationRequest(

@@ -123,6 +123,17 @@ def climbing(job_folder: Path, number: int) -> Iterator[Path | None]:
             shutil.rmtree(place / SCRATCH, ignore_errors=True)
 
 
+def prune(job_folder: Path, keep: int) -> None:
+    """Take away climbs of versions that held, all but the newest `keep`; one that did not hold stays."""
+    held = []
+    for number in numbers(job_folder):
+        view = look(job_folder, number)
+        if view is not None and view.why == "before_active" and view.state == "holds":
+            held.append(number)
+    for number in held[:-keep] if keep else held:
+        shutil.rmtree(folder_of(job_folder, number))
+
+
 def note(place: Path, progress: ValidationProgress) -> None:
     """Write down how far it is."""
     write_whole(place / PROGRESS, msgspec.json.encode(progress))
