@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
@@ -208,7 +209,7 @@ def _pretrained(folder: ModelFolder) -> PreTrainedModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model {folder.path.name!r}: weights: {error}") from error
     model, info = loaded
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
