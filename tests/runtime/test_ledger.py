@@ -196,7 +196,7 @@ def test_the_sampler_s_stamp_must_agree_with_the_ledger(bus: Bus, job: str) -> N
     assert ledger.publish(record(b, 1, V0), "0-1") == "fenced"  # begun at a server that has forgotten it
     with pytest.raises(StampMismatch, match=r"says version 1\.1"):
         ledger.publish(record(a, 1, VersionId(1, 1)), "0-1")
-    assert holds(ledger) == {"submitted": 2, "running": 2}
+    assert holds(ledger) == {"submitted": 2, "running": 2, "fenced": 1}
 
 
 def test_a_retried_member_no_longer_holds_its_group_s_deadline(bus: Bus, job: str) -> None:

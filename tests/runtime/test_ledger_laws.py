@@ -202,12 +202,13 @@ class LedgerMachine(RuleBasedStateMachine):
         stamp = VersionId(0, (member.begun or 0) + int(wrong))
         sent = record(self.id(name, index), member.attempt - (1 if late else 0), stamp)
         work = self.work_id(name, index)
-        if not late and member.state == "running" and (member.begun is None or wrong):
+        begun = member.state == "running" and member.begun is not None
+        if not late and begun and wrong:
             with pytest.raises(StampMismatch):
                 self.ledger.publish(sent, work)
             return
         kept = member.state in ("buffered", "trained")
-        answer = "published" if not late and (kept or member.state == "running") else "fenced"
+        answer = "published" if not late and (kept or begun) else "fenced"
         for _ in range(2):
             assert self.ledger.publish(sent, work) == answer
         if answer == "published" and not kept:
