@@ -57,7 +57,9 @@ def test_five_hundred_clients_ten_thousand_jobs_a_million_trajectories(bench: Mo
     assert bench.measured(given)["failed"] == []
 
 
-def test_a_client_that_reads_nothing_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_is_dropped(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its events are not kept for it: what is sent ahead ends with the connection's own buffers."""
     monkeypatch.setattr(events, "STALLED", 1.0)
     job = server.submit()
@@ -78,6 +80,8 @@ def test_a_client_that_reads_nothing_is_dropped(server: Server, monkeypatch: pyt
         wait_until(lambda: streaming.total() == 1, 20, "a stream being served")
         wait_until(lambda: streaming.total() == 0, 60, "the end of a stream that nobody reads")
     assert psutil.Process().memory_info().rss - before < 64 * 1024 * 1024
+    wait_until(lambda: "event stream is dropped" in caplog.text, 10, "a word about it")
+    assert "Traceback" not in caplog.text
 
 
 def test_a_listing_looks_at_its_page_alone(server: Server) -> None:

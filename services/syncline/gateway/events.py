@@ -9,6 +9,7 @@ unblocked by  an entry, the client leaving, the gateway stopping
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
@@ -16,6 +17,8 @@ import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Receive, Scope, Send
 
 from syncline.contract.events import TERMINAL_JOB_STATES, Event, LedgerSample, Phase, UpdateMetrics
 from syncline.contract.streams import EVENTS, JOB, METRICS, PHASES, SAMPLES, Key
@@ -47,6 +50,19 @@ _SOURCES: tuple[tuple[str, Key, Any], ...] = (
 _FORGOTTEN = "unrecorded"  # the state of a job that Redis knows no more and that never ended
 _COUNT = 100  # entries of one stream in one read
 _BEGINNING = "_".join("0-0" for _ in _SOURCES)
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Dropping(EventSourceResponse):
+    """A stream whose client reads nothing for `STALLED` seconds ends: nothing is kept for it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except* SendTimeoutError:
+            _LOG.warning("an event stream is dropped: its client has read nothing for %g s", STALLED)
 
 
 _SENT = {
@@ -86,7 +102,7 @@ async def events(
         detail = f"{most} event streams are being served, which is the most"
         raise Refusal(503, "too-many-streams", detail, headers={"Retry-After": "5"})
     stopping = anyio.Event()
-    return EventSourceResponse(
+    return _Dropping(
         _stream(here, who.tenant, record, cursor, stopping),
         ping=15,
         send_timeout=STALLED,
