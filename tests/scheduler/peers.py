@@ -30,7 +30,7 @@ from syncline.scheduler import loop
 
 COMMANDS = {
     name: (sys.executable, str(Path(__file__).resolve()), name) for name in ("rollout", "trainer", "sync")
-}
+} | {"validation": (sys.executable, str(Path(__file__).with_name("climber.py").resolve()))}
 
 
 class Peer:

@@ -45,7 +45,8 @@ def words(check: Check) -> str:
     """A check with its figures."""
     where = f", at {check.where}" if check.where else ""
     before = "" if check.baseline is None else f", {check.baseline:.3g} when it held"
-    return f"{check.name}: {check.found:.3g} {check.unit}, at most {check.bound:.3g} ({check.source}){before}{where}"
+    unit = f" {check.unit}" if check.unit else ""
+    return f"{check.name}: {check.found:.3g}{unit}, at most {check.bound:.3g} ({check.source}){before}{where}"
 
 
 def levels_of(given: str) -> tuple[Level, ...]:

@@ -112,6 +112,9 @@ class Validating:
         if view is None or view.state != "running":
             return None
         validations.cancel(record.folder, number)
+        process = self._started.get((record.id, number))
+        if process is not None:  # ours need not look for the word first
+            process.terminate()
         return self.look(record, number)
 
     def _alive(self, job: str, number: int) -> bool | None:
