@@ -12,6 +12,8 @@ from tally import Recorded
 FOUND = (
     ("harm:Redis comes back a moment older", 1),
     ("harm:Redis comes back a moment older", 505065623),
+    ("harm:Redis comes back a moment older", 859589524),
+    ("harm:Redis comes back a moment older", 859589530),
     ("harm:the script cache is emptied", 69705451),
 )
 

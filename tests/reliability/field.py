@@ -182,9 +182,8 @@ class Field:
 
     def scheduler_restarts(self) -> None:
         """It goes on where Redis says: groups that the server has forgotten are submitted again."""
-        there = self.ledger.entries(self.names())
-        known = [line.group for line in there.values()]
-        self._next = max(known, default=-1) + 1
+        known = {line.group for line in self.ledger.entries(self.names()).values()}
+        self._next = min(self.submitted - known, default=self._next)  # what is known after it is submitted in vain
 
     def item(self, group: int, index: int) -> events.WorkItem:
         return events.WorkItem(

@@ -19,14 +19,13 @@ from syncline.runtime.ledger import Claim, LagBroken, LedgerBroken
 from syncline.runtime.service import ServiceContext
 from syncline.trainer.assembly import Parts, assemble, resident
 from syncline.trainer.restoring import forgotten
+from syncline.trainer.resume import REMEMBERED
 from syncline.trainer.scored import Scored
 from syncline.trainer.updating import Update
 from syncline.trainer.waiting import BatchOverdue, Waiting, what_is_missing
 
 POLL = 0.05  # seconds between looks for a batch: the claim is one script
 IDLE = 1.0  # seconds between looks at an unchanged phase, in case its announcement was lost
-
-REMEMBERED = 32  # updates whose trajectories are recognised if a Redis that was rolled back offers them again
 
 
 def main(ctx: ServiceContext) -> None:
@@ -193,9 +192,9 @@ class Trainer:
             return
         first = max(1, self.version.number - REMEMBERED + 1)
         for update in range(first, self.version.number + 1):
-            segment = segments.read(segments.segment_path(self._segments, update))
-            if forgotten(self.parts.ledger, segment):
-                self.parts.updating.settle(segment)
+            path = segments.segment_path(self._segments, update)
+            if forgotten(self.parts.ledger, path):
+                self.parts.updating.settle(segments.read(path))
         self.parts.mint.remind(self.version)
         if self.version.number == self.parts.spec.schedule.updates:
             self.ctx.emit(events.Finished(updates=self.version.number))

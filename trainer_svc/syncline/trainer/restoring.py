@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from syncline.contract.token_path import parse_trajectory_id
+from syncline.runtime import segments
 from syncline.runtime.ledger import Decided, Ledger
 from syncline.runtime.segments import Segment
 
@@ -22,15 +25,11 @@ def restore(ledger: Ledger, segment: Segment, group_size: int) -> int:
     )
 
 
-def forgotten(ledger: Ledger, segment: Segment) -> bool:
-    """Whether the ledger does not say of every trajectory what `segment` decided."""
-    names = {row.trajectory.trajectory for row in segment.members} | segment.lost.keys()
-    found = {(line.group, line.index): line.state for line in ledger.entries(names).values()}
-    return any(
-        found.get((group, one.index)) != one.state
-        for group, members in decided(segment).items()
-        for one in members
-    )
+def forgotten(ledger: Ledger, path: Path) -> bool:
+    """Whether the ledger does not say of every member of the segment at `path` what that decided. Reads no record."""
+    wanted = {name: "trained" if use == "train" else "filtered" for name, use in segments.members(path)}
+    found = ledger.entries(wanted)
+    return any(name not in found or found[name].state != state for name, state in wanted.items())
 
 
 def decided(segment: Segment) -> dict[int, list[Decided]]:

@@ -23,6 +23,7 @@ from syncline.trainer.restoring import forgotten
 from syncline.trainer.updating import Update, Updating
 
 _LOG = logging.getLogger(__name__)
+REMEMBERED = 32  # updates in a row that a ledger must know to be taken to know all before them
 
 
 class WrongSegment(ValueError):
@@ -116,19 +117,24 @@ class Resume:
     def _settle(self, since: int, number: int, spec_hash: str, contract: str) -> None:
         """What the checkpoint contains is trained and needs no record any more, whatever was told of it."""
         there = set(segments.updates(self._folder / "segments"))
-        for update in range(self._remembered(since, there, spec_hash, contract) + 1, number + 1):
+        for update in range(self._remembered(since, there) + 1, number + 1):
             if update not in there:
                 raise WrongSegment(f"the segment of update {update} is gone, a checkpoint holds its effect")
             segment = self._read(update, spec_hash, contract)
             self._updating.settle(segment)
             self._ledger.forget([row.trajectory.trajectory for row in segment.rows])
 
-    def _remembered(self, since: int, there: set[int], spec_hash: str, contract: str) -> int:
-        """The newest update up to `since` that the ledger still knows: a server that came back empty knows none."""
-        update = since
-        while update in there and forgotten(self._ledger, self._read(update, spec_hash, contract)):
+    def _remembered(self, since: int, there: set[int]) -> int:
+        """An update up to `since` before which the ledger has forgotten none; 0 for a server that came back empty.
+
+        What came back older knows what is old; of later updates, what it was told again is any of them.
+        """
+        oldest = update = since
+        while update in there and oldest - update < REMEMBERED:
+            if forgotten(self._ledger, segments.segment_path(self._folder / "segments", update)):
+                oldest = update - 1
             update -= 1
-        return update
+        return oldest
 
     def _read(self, update: int, spec_hash: str, contract: str) -> Segment:
         path = segments.segment_path(self._folder / "segments", update)
