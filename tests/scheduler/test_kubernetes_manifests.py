@@ -158,7 +158,9 @@ def test_colocated_engines_share_one_container_under_an_entry() -> None:
         for b in all_objects(pools(placement(2, colocated=True), made_by), made_by)
         if "shared" in b["metadata"]["name"]
     )
-    (container,) = body["spec"]["template"]["spec"]["containers"]
+    spec = body["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert spec["shareProcessNamespace"] is True  # else nobody collects orphans of engines
     assert container["image"] == "c:1"
     assert container["command"][:4] == ["python", "-m", "syncline.scheduler.launch.pod", "55"]
     told = json.loads(container["command"][4])

@@ -57,6 +57,8 @@ def template(
         "serviceAccountName": plan.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        # the command takes the place of the image's tini: the pod's own first process collects orphans
+        "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": plan.grace,
         "securityContext": {
             "runAsNonRoot": True,
