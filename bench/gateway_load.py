@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ async def _client(
     """One client: it asks, waits a moment, and asks something else."""
     chance = random.Random(number)
     lines = f"/v1/jobs/{large}/trajectories?limit=100"
-    calls = {
+    calls: dict[str, Callable[[], str]] = {
         "/v1/jobs": lambda: "/v1/jobs?limit=50",
         "/v1/jobs next": lambda: f"/v1/jobs?limit=50&after=j{chance.randrange(60, args.jobs):010x}",
         "/v1/jobs/{job}": lambda: f"/v1/jobs/j{chance.randrange(1, args.jobs):010x}",

@@ -16,18 +16,19 @@ from conftest import Installation
 from serving import SPEC, problem
 
 from syncline.contract.job import ModelSpec
-from syncline.contract.version_path import VersionId
+from syncline.contract.version_path import BadManifest, VersionId
 from syncline.exporting.held import CannotExport, read_checkpoint
 from syncline.gateway import precision_plan
 from syncline.reference.model import load_model
 from syncline.runtime import segments
 from syncline.runtime.messages import BadMessage, unpack
 from syncline.runtime.segments import BadSegment
-from syncline.runtime.store import BadManifest, BlobStore
+from syncline.runtime.store import BlobStore
 from syncline.trainer.checkpoint import Checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTIONS = ("services", "rollout_svc", "trainer_svc", "sync_svc", "scheduler", "lab")
+UNPICKLERS = {"pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
 WRITES_ONE = {
     "rollout_svc/syncline/rollout/engines/sglang/buckets.py"
 }  # the wire form of SGLang's own server
@@ -130,23 +131,21 @@ def test_no_source_names_an_unpickler() -> None:
         for file in (ROOT / portion).rglob("*.py"):
             name = file.relative_to(ROOT).as_posix()
             for node in ast.walk(ast.parse(file.read_text())):
-                imported = (
-                    {a.name.split(".")[0] for a in node.names} if isinstance(node, ast.Import) else set()
-                )
-                if isinstance(node, ast.ImportFrom) and node.module:
-                    imported = {node.module.split(".")[0]}
-                if imported & {"pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"} - (
-                    {"pickle"} if name in WRITES_ONE else set()
-                ):
-                    found.append(f"{name}:{node.lineno} imports {sorted(imported)}")
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                    owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
-                    if (owner, node.func.attr) in {
-                        ("torch", "load"),
-                        ("pickle", "load"),
-                        ("pickle", "loads"),
-                    }:
-                        found.append(f"{name}:{node.lineno} calls {owner}.{node.func.attr}")
-                    if any(k.arg == "allow_pickle" for k in node.keywords):
-                        found.append(f"{name}:{node.lineno} allow_pickle")
+                found += [
+                    f"{name}: {told}"
+                    for told in _unpickles(node, {"pickle"} if name in WRITES_ONE else set())
+                ]
     assert found == []
+
+
+def _unpickles(node: ast.AST, allowed: set[str]) -> list[str]:
+    if isinstance(node, ast.Import):
+        return sorted({alias.name.split(".")[0] for alias in node.names} & UNPICKLERS - allowed)
+    if isinstance(node, ast.ImportFrom):
+        return sorted({(node.module or "").split(".")[0]} & UNPICKLERS - allowed)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return []
+    owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+    loads = {("torch", "load"), ("pickle", "load"), ("pickle", "loads")}
+    found = [f"{owner}.{node.func.attr}"] if (owner, node.func.attr) in loads else []
+    return found + ["allow_pickle" for keyword in node.keywords if keyword.arg == "allow_pickle"]

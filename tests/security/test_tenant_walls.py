@@ -197,7 +197,7 @@ def test_anothers_job_cannot_be_evaluated(house: Installation, theirs: dict[str,
     }
     foreign = house.ask("beta", "POST", "/v1/jobs", json=spec)
     nowhere = "j" + secrets.token_hex(5)
-    spec["evaluation"] = {**spec["evaluation"], "job": nowhere}  # type: ignore[dict-item]
+    spec["evaluation"] = {**spec["evaluation"], "job": nowhere}
     unknown = house.ask("beta", "POST", "/v1/jobs", json=spec)
     assert problem(foreign, 422)["errors"][0]["path"] == "evaluation.job"
     assert foreign.text.replace(theirs["job"], nowhere) == unknown.text

@@ -90,9 +90,8 @@ def hidden(more: Iterable[Path]) -> tuple[Path, ...]:
 
 def needed(more: Iterable[Path]) -> tuple[Path, ...]:
     """Where the interpreter, its modules and the data are, though they may lie in a hidden folder."""
-    return tuple(
-        Path(path).absolute() for path in (sys.prefix, sys.base_prefix, *sys.path, *more) if str(path)
-    )
+    places = [sys.prefix, sys.base_prefix, *sys.path, *map(str, more)]
+    return tuple(Path(place).absolute() for place in places if place)
 
 
 def around(secrets: Sequence[str], *, network: bool) -> str:
