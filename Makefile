@@ -9,6 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SGLANG ?= .venv-sglang
 SPEC ?= examples/quickstart.toml
+PEERS ?= .venv-peers
 TORCH ?= torch==2.13.0
 MEGATRON ?= megatron-core==0.16.1
 # where pip may also look for torch, for a CPU build that is ten times smaller: make run TORCH_FROM="--index-url ..."
@@ -24,7 +25,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test fuzz test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv test-sglang test-chart test-cluster dashboards
+.PHONY: run test fuzz test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv peers-venv test-sglang test-chart test-cluster dashboards
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -46,6 +47,9 @@ set-up-megatron: $(VENV)/.installed-megatron
 
 ## SGLang's own environment: 2.8 GB, apart from ours, since it pins other releases
 sglang-venv: $(SGLANG)/.installed
+
+## what bench/ measures against, in an environment apart: Ray, TransferQueue, redis-py, TRL (2 GB)
+peers-venv: $(PEERS)/.installed
 
 ## what needs a real SGLang server, and jobs that have both production engines
 test-sglang: $(VENV)/.installed-megatron $(SGLANG)/.installed
@@ -112,7 +116,7 @@ test-cluster: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/cluster --durations=15
 
 clean:
-	rm -rf $(VENV) $(SGLANG) runs
+	rm -rf $(VENV) $(SGLANG) $(PEERS) runs
 
 # ---- set-up: done once, again only when pyproject.toml changes -------------------------------------------------
 $(VENV)/.installed: pyproject.toml
@@ -143,4 +147,11 @@ $(SGLANG)/.installed: $(SGLANG_NEEDS)
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	@$(SGLANG)/bin/python -m pip install -q "$(TORCH)" $(TORCH_FROM)
 	@$(SGLANG)/bin/python -m pip install -q --no-deps -r $(SGLANG_NEEDS)
+	@touch $@
+
+$(PEERS)/.installed: bench/queue_peers.txt
+	@echo "set-up of the bench's peers in $(PEERS)"
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install -q "$(TORCH)" $(TORCH_FROM)
+	@$(PEERS)/bin/python -m pip install -q -r bench/queue_peers.txt
 	@touch $@

@@ -26,11 +26,11 @@ _EVERY = 0.25  # seconds between looks at a job: each look costs the machine tha
 class Stack:
     """A running installation."""
 
-    def __init__(self, runs: Path) -> None:
+    def __init__(self, runs: Path, extra: Mapping[str, str] | None = None) -> None:
         self.runs = runs
         self._env = {key: value for key, value in os.environ.items() if not key.startswith("SYNCLINE_")}
         self._env |= {"SYNCLINE_RUNS": str(runs), "SYNCLINE_MODELS": str(MODELS)}
-        self._env |= {"SYNCLINE_PORT": "0", "OMP_NUM_THREADS": "1"}
+        self._env |= {"SYNCLINE_PORT": "0", "OMP_NUM_THREADS": "1"} | dict(extra or {})
         self._http = httpx.Client(timeout=60)
 
     def up(self) -> None:
@@ -117,10 +117,10 @@ class Stack:
 
 
 @contextmanager
-def stack() -> Iterator[Stack]:
-    """A stack that ends, and leaves nothing behind."""
+def stack(extra: Mapping[str, str] | None = None) -> Iterator[Stack]:
+    """A stack that ends, and leaves nothing behind. `extra`: variables that its processes get too."""
     with tempfile.TemporaryDirectory(prefix="sl-bench-", ignore_cleanup_errors=True) as folder:
-        started = Stack(Path(folder))
+        started = Stack(Path(folder), extra)
         try:
             started.up()
             yield started
