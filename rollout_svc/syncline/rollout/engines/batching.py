@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -49,6 +50,7 @@ class Batch:
         self._is_stop[sorted(stop_ids)] = True
         # plain attention adds its mask, which only transformers makes
         plain = weights.model.config._attn_implementation == "eager"
+        self._plain_slots = self._cache.plain
         self._mask_ready = not any(self._cache.is_sliding) and not plain
 
     @property
@@ -103,35 +105,55 @@ class Batch:
         table, cache = self._table, self._cache
         rows = len(table.rows)
         cache.reserve()
-        ids_R1 = torch.from_numpy(table.last[:rows, None])
-        positions_R1 = torch.from_numpy(table.fed[:rows, None])
-        with self.weights.taps.catching(table.experts_wanted > 0) as caught:
-            logits_RV = self.weights.model(
-                input_ids=ids_R1,
-                position_ids=positions_R1,
-                attention_mask=self._mask(rows),
-                cache=cache,
-                use_cache=True,
-            ).logits[:, -1]
-        if caught:
-            table.record_routes(rows, self.weights.taps.stacked(caught).numpy())
+        logits_RV, routes = self._forward(rows)
+        if routes is not None:
+            table.record_routes(rows, routes.numpy())
         cache.advance()
         table.fed[:rows] += 1
         self._resize()
         return self._sample(logits_RV, 0)
 
-    def _mask(self, rows: int) -> Tensor | None:
-        """What each row may see of the window of columns; None: everything.
+    def _forward(self, rows: int) -> tuple[Tensor, Tensor | None]:
+        """Logits [R, V] of the rows' next tokens, and expert ids [R, layers, topk] if a row wants them."""
+        table, taps, wanted = self._table, self.weights.taps, self._table.experts_wanted > 0
+        ids_R, fed_R = torch.from_numpy(table.last[:rows]), torch.from_numpy(table.fed[:rows])
+        direct = self.weights.direct
+        if direct is not None and self._plain_slots:
+            seen_RC = self._seen(rows)
+            hidden_RC = None if seen_RC is None else np.where(seen_RC, np.float32(0), np.float32(-np.inf))
+            bias_RC = None if hidden_RC is None else torch.from_numpy(hidden_RC)
+            logits_RV, caught = direct.step(ids_R, fed_R, bias_RC, self._cache, wanted)
+        else:
+            with taps.catching(wanted) as caught:
+                logits_RV = self.weights.model(
+                    input_ids=ids_R[:, None],
+                    position_ids=fed_R[:, None],
+                    attention_mask=self._mask(rows),
+                    cache=self._cache,
+                    use_cache=True,
+                ).logits[:, -1]
+        return logits_RV, taps.stacked(caught) if caught else None
 
-        Two-dimensional where sliding layers must cut their own part of it or attention is plain, else ready for
-        the attention kernel.
-        """
+    def _seen(self, rows: int) -> NDArray[np.bool_] | None:
+        """What each row may see of the window of columns [R, C]; None: everything."""
         g = self._cache.geometry
         fed = self._table.fed[:rows]
         if int(fed.min()) == g.column - g.low:
             return None
         starts_R1 = (g.column - g.low - fed)[:, None]
-        mask_RC = torch.from_numpy(np.arange(g.column - g.low + 1)[None, :] >= starts_R1)
+        seen_RC: NDArray[np.bool_] = np.arange(g.column - g.low + 1)[None, :] >= starts_R1
+        return seen_RC
+
+    def _mask(self, rows: int) -> Tensor | None:
+        """`_seen` as the library takes it.
+
+        Two-dimensional where sliding layers must cut their own part of it or attention is plain, else ready for
+        the attention kernel.
+        """
+        seen_RC = self._seen(rows)
+        if seen_RC is None:
+            return None
+        mask_RC = torch.from_numpy(seen_RC)
         return mask_RC[:, None, None, :] if self._mask_ready else mask_RC
 
     def _sample(self, logits_RV: Tensor, first: int) -> list[Chunk]:

@@ -102,7 +102,8 @@ class RowTable:
     # ---- sampling
     def refill_uniforms(self, first: int, end: int) -> None:
         """Draw the next numbers of rows that have used theirs up."""
-        for i in np.flatnonzero(self.sampled[first:end] % UNIFORMS == 0):
+        due = self.sampled[first:end] % UNIFORMS == 0
+        for i in np.flatnonzero(due) if due.any() else ():
             self._uniforms[first + i] = self._draws[first + i].uniforms().numpy()
 
     def uniforms_now(self, first: int, end: int) -> NDArray[np.float64]:

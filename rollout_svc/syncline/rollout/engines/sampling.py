@@ -63,7 +63,10 @@ def draw(
     logprobs_RV = torch.log_softmax(logits.float() / cuts.temperature, dim=-1)
     weights_RV = logprobs_RV.double().exp_()
     if suppressed is not None:
-        weights_RV[:, stop_ids] = weights_RV[:, stop_ids].masked_fill(suppressed[:, None], 0.0)
+        if suppressed.all():
+            weights_RV.index_fill_(1, stop_ids, 0.0)
+        else:
+            weights_RV[:, stop_ids] = weights_RV[:, stop_ids].masked_fill(suppressed[:, None], 0.0)
     if cuts.any:
         weights_RV = _cut(weights_RV, cuts)
     cumulative_RV = weights_RV.cumsum(-1)

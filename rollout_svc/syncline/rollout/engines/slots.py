@@ -109,6 +109,15 @@ class ColumnLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
         length, _ = self.get_mask_sizes(1)
         return buffer.narrow(-2, column + 1 - length, length)
 
+    def extend(self, k_RHD: Tensor, v_RHD: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one more column: the whole windows [R x H, C, D] of keys and values. For a layer without a window."""
+        column, low = self.geometry.column, self.geometry.low
+        keys, values = self.live["keys"], self.live["values"]
+        keys.select(2, column).copy_(k_RHD)
+        values.select(2, column).copy_(v_RHD)
+        seen = column + 1 - low
+        return keys.narrow(2, low, seen).flatten(0, 1), values.narrow(2, low, seen).flatten(0, 1)
+
     def get_seq_length(self) -> int:
         return self.geometry.column - self.geometry.low
 
@@ -193,6 +202,11 @@ class SlotCache(Cache):
         ]
         super().__init__(layers=list(self.slot_layers))
 
+    @property
+    def plain(self) -> bool:
+        """Every layer holds wide keys and values of the whole context."""
+        return all(type(layer) is ColumnLayer and not layer.is_sliding for layer in self.slot_layers)
+
     def place(self, rows: Tensor, source: DynamicCache, index: Tensor, length: int) -> None:
         """Give slots `rows` the contexts `index` [len(rows)] of a prefill of `length` tokens each.
 
@@ -204,10 +218,12 @@ class SlotCache(Cache):
 
     def set_rows(self, rows: int, longest: int) -> None:
         """`rows` rows are live; the longest context has `longest` tokens."""
+        changed = rows != self.geometry.rows
         self.geometry.rows = rows
         self.geometry.low = self.geometry.column - longest
         for layer in self.slot_layers:
-            layer.refresh()
+            if changed or isinstance(layer, StateLayer):  # columns are written in place: their views stay
+                layer.refresh()
 
     def reserve(self) -> None:
         """Make sure of a free column for the next step."""

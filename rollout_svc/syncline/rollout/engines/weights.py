@@ -33,6 +33,7 @@ from syncline.reference.packed import DTYPES, pack
 from syncline.reference.routes import RouteTap
 from syncline.reference.state import compute_in_bf16
 from syncline.rollout.engine import StageFailed
+from syncline.rollout.engines.direct import Direct, direct_of
 from syncline.rollout.engines.expected import Expected
 from syncline.rollout.engines.readback import BlobChanged, Scratch, digest_of, fill
 from syncline.runtime.store import BadBlob, BlobStore, MissingBlob
@@ -53,6 +54,9 @@ class Weights:
         architecture = empty_model(expected.folder)
         if expected.contract.compute == "bf16":
             compute_in_bf16(architecture)
+        # low-bit weights and adapters are multiplied by modules of their own
+        whole = not expected.plan.low_bit() and expected.contract.adapter is None
+        self.direct: Direct | None = direct_of(architecture) if whole else None
         self.packed = pack(architecture, expected.state, expected.plan, expected.contract)
         self.model: PreTrainedModel = self.packed.model
         self.adapters: Adapters | None = None
