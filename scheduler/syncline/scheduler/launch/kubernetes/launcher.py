@@ -72,6 +72,7 @@ class KubernetesLauncher:
         self._inside = Inside(lambda: list(self._mirror.objects("Pod").values()), self._ended, spawn)
         self._wanted: frozenset[str] = frozenset()
         self._counts: dict[str, seen.Count] = {}
+        self._counted: str | None = None  # job whose starts were taken up from its owner
         self._told = ""
 
     def apply(self, placement: Placement) -> None:
@@ -121,7 +122,7 @@ class KubernetesLauncher:
     def _converge(self, job: str, placement: Placement) -> None:
         owner = self._mirror.objects("ConfigMap").get(job)
         if owner is None:
-            self._counts = {}
+            self._counts, self._counted = {}, job
             owner = self._api.apply(manifests.owner(job, self._plan, "{}"))
         elif "deletionTimestamp" in owner["metadata"]:
             return
@@ -150,8 +151,8 @@ class KubernetesLauncher:
     def _keep_counts(self, job: str, owner: Raw, plan: PodPlan) -> None:
         """Starts are counted beyond the life of pods and of schedulers: the owner keeps them."""
         kept = owner["data"].get(STARTS, "{}")
-        if not self._counts:
-            self._counts = msgspec.json.decode(kept, type=dict[str, seen.Count])
+        if self._counted != job:
+            self._counts, self._counted = msgspec.json.decode(kept, type=dict[str, seen.Count]), job
         self._counts = {name: count for name, count in self._counts.items() if name.startswith(f"{job}/")}
         text = msgspec.json.encode(self._counts, order="sorted").decode()
         if self._counts and text != kept:
