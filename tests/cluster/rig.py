@@ -308,3 +308,8 @@ class Rig:
 
     def secret(self, name: str, key: str) -> str:
         return base64.b64decode(self.rest.get(self.at("secrets", name=name))["data"][key]).decode()
+
+    def spans_lost(self, job: str) -> list[str]:
+        """What the job's processes said at their end of spans that were not written; each writes its spans by then."""
+        logs = (self.folder / "pods").glob(f"{job}-*/*.log")
+        return [line for path in logs for line in path.read_text().splitlines() if "ends with losses" in line]

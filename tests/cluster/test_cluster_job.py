@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 from guarantees import check
 from rig import Rig
@@ -18,6 +20,12 @@ def test_a_job_runs_in_one_shared_pod(rig: Rig) -> None:
     assert rig.pools(job) == ["shared", "sync"]
     rig.wait(job, 300, "the end", lambda status: status["state"] == "succeeded")
     check(rig.runs / job, rig.summary(job), 4, max_lag=1)
+    wait_until(lambda: not rig.pods(f"syncline.dev/job={job}"), 60, "the job's pods are gone")
+    assert rig.spans_lost(job) == []
+    (store,) = (rig.folder / "pods").glob(f"{job}-shared-0-*/volumes/cache/traces.sqlite")
+    with sqlite3.connect(store) as spans:
+        named = {name for (name,) in spans.execute("select distinct name from spans")}
+    assert {"sampled", "published", "trained", "minted"} <= {name.rpartition(".")[2] for name in named}, named
 
 
 def test_a_job_outlives_switches_kills_evictions_and_its_scheduler(rig: Rig) -> None:
@@ -48,5 +56,6 @@ def test_a_job_outlives_switches_kills_evictions_and_its_scheduler(rig: Rig) -> 
     check(rig.runs / job, rig.summary(job), updates, max_lag=1)
     wait_until(lambda: not rig.pods(f"syncline.dev/job={job}"), 60, "the job's pods are gone")
     wait_until(lambda: not rig.owned(job), 60, "nothing of the job is left")
+    assert rig.spans_lost(job) == []
     slow = [end for end in rig.kubelet.ended if end["killed"]]
     assert not slow, f"processes that did not end within the grace: {slow}"

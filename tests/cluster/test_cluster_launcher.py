@@ -307,6 +307,19 @@ def test_a_job_ends_with_its_owner_though_no_launcher_is_there(rig: Rig, make: M
     wait_until(lambda: not rig.owned(JOB), 120, "the garbage collector took all of it", every=0.3)
 
 
+def test_a_job_ends_with_its_release(rig: Rig, make: Make) -> None:
+    """What `helm uninstall` takes away is the ConfigMap; the scheduler has gone before."""
+    rig.rest.make(rig.at("configmaps"), {"metadata": {"name": "f-launcher"}})
+    launcher = make(owner="f-launcher")
+    settle(launcher, placement())
+    launcher.apply(placement())  # the counts of starts are kept, and so is what the job belongs to
+    launcher.close()
+    rig.rest.send(
+        "DELETE", rig.at("configmaps", name="f-launcher"), query={"propagationPolicy": "Background"}
+    )
+    wait_until(lambda: not rig.owned(JOB), 120, "the garbage collector took all of it", every=0.3)
+
+
 def test_what_a_dead_scheduler_left_is_removed(rig: Rig, make: Make) -> None:
     first = make()
     settle(first, placement())
