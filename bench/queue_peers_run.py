@@ -6,8 +6,8 @@
 
 Prints one JSON object: CPU seconds of the timed part. TransferQueue and ray.util.queue run on a Ray of their own,
 with a producer and a consumer in two processes, one after the other; `work` is the CPU of both and of the actors they
-talk to, `daemons` that of Ray's own processes (raylet, gcs_server and what watches them) meanwhile. Every way is warmed up with
-one batch before it is timed, and every consumer checks what it got.
+talk to, `daemons` that of Ray's own processes (raylet, gcs_server and what watches them) meanwhile. Every way is
+warmed up with one batch before it is timed, and every consumer checks what it got.
 
 A trajectory has 10,240 bytes: 512 tokens of ids (int64), log-probs (float32), versions and masks (int32).
 """

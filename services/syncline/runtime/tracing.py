@@ -215,7 +215,11 @@ def _start(hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) ->
     inside = otel.NonRecordingSpan(_context(parent)) if parent else otel.INVALID_SPAN
     before = otel.set_span_in_context(inside, Context())  # never what this thread happens to be in
     joined = [otel.Link(_context(link)) for link in links]
-    return _state.tracer.start_span(hop.name, context=before, links=joined, start_time=start_ns)
+    span = _state.tracer.start_span(hop.name, context=before, links=joined, start_time=start_ns)
+    if span.get_span_context().is_valid:
+        return span
+    # OTEL_SDK_DISABLED: no root gets ids then, but messages still carry a traceparent that can be read
+    return otel.NonRecordingSpan(otel.SpanContext(_ids.generate_trace_id(), _ids.generate_span_id(), False))
 
 
 def _end(opened: OpenHop, at_ns: int) -> None:
