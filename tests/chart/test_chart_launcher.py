@@ -16,8 +16,8 @@ def launcher(release: list[Manifest]) -> Any:
 
 
 KEYS = {
-    "release", "namespace", "lease", "serviceAccount", "images", "pullPolicy", "pullSecrets", "env", "secretEnv",
-    "runs", "models", "cache", "shm", "grace", "user", "priorityClass", "queue", "claimTemplate", "roles",
+    "release", "namespace", "lease", "owner", "serviceAccount", "images", "pullPolicy", "pullSecrets", "env",
+    "secretEnv", "runs", "models", "cache", "shm", "grace", "user", "priorityClass", "queue", "claimTemplate", "roles",
 }  # fmt: skip
 ROLE_KEYS = {
     "resources", "gpus", "gpuResource", "nodeSelector", "tolerations", "affinity", "topologySpread", "labels",
@@ -54,6 +54,7 @@ def test_its_names_are_those_of_the_release() -> None:
     assert said["release"] == "rel"
     assert said["namespace"] == "rl"
     assert ("ServiceAccount", said["serviceAccount"]) in objects
+    assert ("ConfigMap", said["owner"]) in objects
     assert ("PersistentVolumeClaim", said["runs"]["claim"]) in objects
     assert ("PersistentVolumeClaim", said["models"]["claim"]) in objects
     secret = said["secretEnv"]["SYNCLINE_REDIS_URL"]

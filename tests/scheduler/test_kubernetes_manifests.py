@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncline.scheduler.launch.kubernetes.manifests import Pool, objects, owner, pools
+from syncline.scheduler.launch.kubernetes.manifests import Pool, objects, owner, pools, reference
 from syncline.scheduler.launch.kubernetes.plan import PodPlan, read
 from syncline.scheduler.launch.kubernetes.seen import plays
 from syncline.scheduler.launch.kubernetes.template import LOOK, PROCESSES, merge
@@ -280,6 +280,14 @@ def test_a_bad_file_is_refused_with_its_key(change: dict[str, Any], story: str) 
 def test_a_jobs_plan_is_kept_whole() -> None:
     made_by = plan(queue="q", roles={"trainer": {"gpus": 8}})
     assert read(owner("j1", made_by, "{}")["data"]["launcher.yaml"]) == made_by
+
+
+def test_a_job_belongs_to_its_release_where_that_has_something_to_belong_to() -> None:
+    made_by = plan(owner="demo-syncline-launcher")
+    above = reference({"metadata": {"name": "demo-syncline-launcher", "uid": "u-0"}})
+    assert owner("j1", made_by, "{}", [above])["metadata"]["ownerReferences"] == [above]
+    assert "ownerReferences" not in owner("j1", plan(), "{}")["metadata"]
+    kubernetes_validate.validate(owner("j1", made_by, "{}", [above]), "1.34", strict=True)
 
 
 @pytest.mark.parametrize("job", ["J1", "j_1", "j1" * 20, "1j"])

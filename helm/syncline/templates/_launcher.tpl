@@ -32,6 +32,7 @@
   "release" .Release.Name
   "namespace" .Release.Namespace
   "lease" (printf "%s-scheduler" $full)
+  "owner" (printf "%s-launcher" $full)
   "serviceAccount" (printf "%s-job" $full)
   "images" $images
   "pullPolicy" .Values.image.pullPolicy

@@ -123,7 +123,7 @@ class KubernetesLauncher:
         owner = self._mirror.objects("ConfigMap").get(job)
         if owner is None:
             self._counts, self._counted = {}, job
-            owner = self._api.apply(manifests.owner(job, self._plan, "{}"))
+            owner = self._api.apply(manifests.owner(job, self._plan, "{}", self._above()))
         elif "deletionTimestamp" in owner["metadata"]:
             return
         plan = self._plan_of(owner)
@@ -156,7 +156,12 @@ class KubernetesLauncher:
         self._counts = {name: count for name, count in self._counts.items() if name.startswith(f"{job}/")}
         text = msgspec.json.encode(self._counts, order="sorted").decode()
         if self._counts and text != kept:
-            self._api.apply(manifests.owner(job, plan, text))
+            self._api.apply(manifests.owner(job, plan, text, self._above()))
+
+    def _above(self) -> list[Raw]:
+        """What jobs belong to. Raises `Missing` once that is gone: no job is begun under a release that ends."""
+        name = self._plan.owner
+        return [manifests.reference(self._api.get("ConfigMap", name))] if name else []
 
     def _held(self, job: str, name: str, plays: frozenset[str]) -> bool:
         """Whether something else still plays one of these processes, or the old one of this name has not gone."""

@@ -133,15 +133,22 @@ def _kept(process: Process) -> dict[str, str]:
     return {name: process.env[name] for name in KEPT if name in process.env and name != "SYNCLINE_WORKER"}
 
 
-def owner(job: str, plan: PodPlan, starts: str, title: str = "") -> Raw:
-    """The job's ConfigMap: the plan that its pods are made by, and how often each process was started."""
-    body: Raw = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": job, "labels": labels(plan, job, "job", job)},
-        "data": {PLAN: plan.text(), STARTS: starts},
-    }
-    return body
+def owner(job: str, plan: PodPlan, starts: str, above: Sequence[Raw] = ()) -> Raw:
+    """The job's ConfigMap: the plan that its pods are made by, and how often each process was started.
+
+    above   references to what the job itself belongs to
+    """
+    metadata: Raw = {"name": job, "labels": labels(plan, job, "job", job)}
+    if above:
+        metadata["ownerReferences"] = list(above)
+    data = {PLAN: plan.text(), STARTS: starts}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def reference(body: Raw) -> Raw:
+    """To a ConfigMap, with whose end an object ends."""
+    name, uid = body["metadata"]["name"], body["metadata"]["uid"]
+    return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": uid}
 
 
 def objects(found: Sequence[Pool], plan: PodPlan, owner_uid: str) -> tuple[Raw, ...]:
@@ -225,4 +232,16 @@ def look_of(body: Raw) -> str | None:
     return found
 
 
-__all__ = ["APPLIED", "PLAN", "PROCESSES", "STARTS", "Pool", "look_of", "objects", "owner", "played", "pools"]
+__all__ = [
+    "APPLIED",
+    "PLAN",
+    "PROCESSES",
+    "STARTS",
+    "Pool",
+    "look_of",
+    "objects",
+    "owner",
+    "played",
+    "pools",
+    "reference",
+]

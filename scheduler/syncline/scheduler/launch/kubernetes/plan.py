@@ -84,11 +84,13 @@ class Roles(Part, frozen=True, kw_only=True):
 
 
 class PodPlan(Part, frozen=True, kw_only=True):
-    """The whole file. `namespace`: None: the one that the scheduler itself is in."""
+    """The whole file. `namespace`: None: the one that the scheduler itself is in. `owner`: a ConfigMap of the release,
+    with whose end its jobs end; "": they outlive it."""
 
     release: str
     namespace: str | None = None
     lease: str
+    owner: str = ""
     service_account: str
     images: Images
     pull_policy: str = "IfNotPresent"
