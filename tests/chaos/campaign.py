@@ -38,6 +38,8 @@ def main() -> int:
     began, before = time.monotonic(), recorded.seconds
     server = OwnRedis()
     try:
+        if asked.cases:
+            cases.warm_up(server.url)
         for number, (case, seed) in enumerate(cases.cases(asked.seed)):
             if number >= asked.cases or time.monotonic() - began > asked.seconds * (1 - asked.stack):
                 break

@@ -35,6 +35,17 @@ def cases(seed: int) -> Iterator[tuple[str, int]]:
                 yield "many", drawn.randrange(1 << 30)
 
 
+def warm_up(url: str) -> None:
+    """One job without faults: the server of forks has imported everything before a deadline runs."""
+    runs = Path(tempfile.mkdtemp(prefix="sl-"))
+    job = Field(url, "j" + secrets.token_hex(5), runs, spec_of())
+    try:
+        live(job, seconds=600.0)
+    finally:
+        job.close()
+        shutil.rmtree(runs, ignore_errors=True)
+
+
 def run(case: str, seed: int, recorded: Recorded, url: str) -> None:
     """Carry out one case on the shared server at `url`, or on one of its own, and write down what came of it."""
     runs = Path(tempfile.mkdtemp(prefix="sl-"))

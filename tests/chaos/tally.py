@@ -42,9 +42,10 @@ class Failure(msgspec.Struct, kw_only=True):
 
 
 class Recorded(msgspec.Struct, kw_only=True):
-    """The file. `seconds`: that the campaign took; `seed`: it began with."""
+    """The file. `seconds`: that the campaign took; `seed`: it began with; `note`: what the page says of it besides."""
 
     seed: int
+    note: str = ""
     seconds: float = 0.0
     rows: list[Row] = []
     failures: list[Failure] = []
@@ -106,6 +107,8 @@ def table(recorded: Recorded) -> str:
         f"{sums[0]} injections, {survived:.1f} % survived, {sums[2]} trajectories lost in silence, {sums[3]} trained "
         f"twice. Recorded in {recorded.seconds:.0f} s, from seed {recorded.seed} on."
     )
+    if recorded.note:
+        lines += ["", recorded.note]
     if recorded.failures:
         lines += ["", "Not survived:", ""]
         lines += [

@@ -140,6 +140,9 @@ class Field:
         self.ledger = Ledger.under(self.bus, job, spec)
         self.contract = spec.contract_digest()
         self.submitted: set[int] = set()
+        self.kept: tuple[Path, VersionId] | None = (
+            None  # a copy of the server's data, and the version of its time
+        )
         self.before: Callable[[Field], None] | None = None
         self.reward_times, self.drop_errands = 1, False
         self.held_errands: list[Trajectory] = []
@@ -183,7 +186,9 @@ class Field:
     def scheduler_restarts(self) -> None:
         """It goes on where Redis says: groups that the server has forgotten are submitted again."""
         known = {line.group for line in self.ledger.entries(self.names()).values()}
-        self._next = min(self.submitted - known, default=self._next)  # what is known after it is submitted in vain
+        self._next = min(
+            self.submitted - known, default=self._next
+        )  # what is known after it is submitted in vain
 
     def item(self, group: int, index: int) -> events.WorkItem:
         return events.WorkItem(

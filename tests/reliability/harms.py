@@ -193,14 +193,17 @@ def fill_redis(job: Field, server: OwnRedis | None) -> bool:
 
 
 def roll_back_redis(job: Field, server: OwnRedis | None) -> bool:
-    """It comes back as it was a moment ago: what is lost with `appendfsync everysec`."""
+    """It comes back as it was a version or more ago: what is lost with `appendfsync everysec`, and more."""
     assert server is not None
-    copy = server.keep()
-    seen = job.versions()[-1]
-    if seen.number >= job.spec.schedule.updates - 1:
+    newest = job.versions()[-1]
+    if job.kept is None:
+        job.kept = (server.keep(), newest)
         return False
-    job.until(lambda: job.versions()[-1] > seen or job.finished(), 20, "another version")
+    copy, seen = job.kept
+    if newest <= seen:
+        return False
     server.roll_back(copy)
+    job.kept = None
     job.scheduler_restarts()
     return True
 
