@@ -25,7 +25,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test fuzz test-browser pictures set-up-megatron test-megatron types lint bench chaos clean sglang-venv peers-venv test-sglang test-chart test-cluster dashboards
+.PHONY: run test fuzz test-browser pictures set-up-megatron test-megatron types lint bench chaos test-recovery clean sglang-venv peers-venv test-sglang test-chart test-cluster dashboards
 
 ## train the quickstart to its end, with live progress and a report
 run: $(VENV)/.installed
@@ -86,6 +86,10 @@ SECONDS ?= 600
 SEED ?= 1
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/chaos/campaign.py --seconds $(SECONDS) --seed $(SEED)
+
+## the long forms: recovery of the whole, every harm, every case that was once not survived
+test-recovery: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m long tests/chaos tests/reliability --durations=15
 
 ## the gateway's page in headless Chromium, over a real job
 test-browser: $(VENV)/.installed-dev

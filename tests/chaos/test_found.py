@@ -18,6 +18,7 @@ FOUND = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("case", "seed"), FOUND)
 def test_it_is_survived(redis_url: str, case: str, seed: int) -> None:
     recorded = Recorded(seed=seed)

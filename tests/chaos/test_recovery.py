@@ -70,6 +70,7 @@ def reboot(runs: Path) -> None:
     shutil.rmtree(Path(url.removeprefix("unix://")).parent)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_machine_that_starts_anew_continues_all_jobs(stack: Stack) -> None:
     """Two jobs: the one that ran goes on, the one that waited runs after it."""
@@ -91,6 +92,7 @@ def empty(stack: Stack) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["flushed", "restarted empty"])
 def test_jobs_go_on_from_their_folders_when_redis_has_forgotten_all(stack: Stack, how: str) -> None:
@@ -111,6 +113,7 @@ def test_jobs_go_on_from_their_folders_when_redis_has_forgotten_all(stack: Stack
     check(stack.runs / waiting, stack.summary(waiting), 2, max_lag=1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_copy_of_the_run_root_goes_on_elsewhere(stack: Stack) -> None:
     """Taken while the job runs, Redis first; nothing of the first installation is needed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from field import Field
@@ -11,7 +12,31 @@ from lives import harmed
 from own_redis import OwnRedis
 
 
-@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.name.replace(" ", "_"))
+SHORT = (
+    "a record is posted twice at once",
+    "an unreadable work item",
+    "a reward is unreadable",
+    "the consumer group is destroyed",
+    "a slow worker posts what was taken over",
+    "Redis is killed, appendfsync everysec",
+    "Redis comes back a moment older",
+    "Redis is out of memory",
+)
+"""Of each class one, or what was once not survived; the others are in the long form."""
+
+
+def harms() -> list[Any]:
+    return [
+        pytest.param(
+            harm,
+            id=harm.name.replace(" ", "_"),
+            marks=() if harm.name in SHORT else pytest.mark.long,
+        )
+        for harm in HARMS
+    ]
+
+
+@pytest.mark.parametrize("harm", harms())
 def test_harm(field_of: Callable[..., Field], harm: Harm) -> None:
     server = OwnRedis(harm.own) if harm.own else None
     try:

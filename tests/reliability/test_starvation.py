@@ -31,7 +31,7 @@ def busy(pid: int, seconds: float) -> float:
 def test_a_trainer_without_a_batch_waits_quietly_and_says_what_it_waited_for(
     field_of: Callable[..., Field],
 ) -> None:
-    job = field_of(limits={"batch_wait": 4.0})
+    job = field_of(limits={"batch_wait": 3.0})
     trainer = Trainer(job.environ(), job.folder / "trainer.log")
     try:
         wait_until(job.versions, 30, "the first version")
