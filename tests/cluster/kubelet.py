@@ -75,7 +75,8 @@ class Kubelet:
     def next_address(self) -> str:
         with self._lock:
             self._address += 1
-            return f"127.66.{self._address // 250}.{self._address % 250 + 1}"
+            network = 64 + os.getpid() % 128  # two sessions on one machine must not meet
+            return f"127.{network}.{self._address // 250}.{self._address % 250 + 1}"
 
     def _register(self) -> None:
         capacity = {
