@@ -1,4 +1,4 @@
-"""The door: what a request must pass before any route sees it: who asks, how often, how much. Each answer is counted."""
+"""The door: what a request must pass before any route sees it: who asks, how often, how much. Answers are counted."""
 
 from __future__ import annotations
 
