@@ -11,7 +11,6 @@ from harms import HARMS, Harm
 from lives import harmed
 from own_redis import OwnRedis
 
-
 SHORT = (
     "a record is posted twice at once",
     "an unreadable work item",
