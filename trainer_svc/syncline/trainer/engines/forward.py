@@ -6,11 +6,13 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from syncline.trainer.engine import Sample
@@ -73,21 +75,57 @@ def rows_of(samples: Sequence[Sample], device: torch.device) -> Rows:
 def sampled_logprobs(model: PreTrainedModel, rows: Rows, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
     """log-softmax(logits / temperature) at the sampled ids, and the entropy there: float32 [N] each.
 
-    Only columns that predict a sampled token pass the output head. The entropy carries a gradient if
-    asked to.
+    Only positions that predict a sampled token pass the output head. The entropy carries a gradient if asked to.
     """
-    first = int(rows.column_N.min())
-    last = int(rows.column_N.max())
-    logits_BKV = model(
-        input_ids=rows.ids_BT,
-        attention_mask=rows.mask_BT,
-        position_ids=rows.positions_BT,
-        use_cache=False,
-        logits_to_keep=torch.arange(first, last + 1, device=rows.ids_BT.device),
-    ).logits
-    logits_NV = logits_BKV[rows.row_N, rows.column_N - first].float() / rows.temperature_N[:, None]
-    logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-    logprobs_N = logprobs_NV.gather(1, rows.target_N[:, None]).squeeze(1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+    with _only_sampled(model, rows):
+        logits_1NV = model(
+            input_ids=rows.ids_BT,
+            attention_mask=rows.mask_BT,
+            position_ids=rows.positions_BT,
+            use_cache=False,
+        ).logits
+    scaled_NV = logits_1NV[0].float() / rows.temperature_N[:, None]
+    if entropy_gradient:
+        logprobs_NV = torch.log_softmax(scaled_NV, dim=-1)
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
+        return logprobs_NV.gather(1, rows.target_N[:, None]).squeeze(1), entropy_N
+    logprobs_N, entropy_N = _Sampled.apply(scaled_NV, rows.target_N)  # type: ignore[no-untyped-call]
     return logprobs_N, entropy_N
+
+
+class _Sampled(torch.autograd.Function):
+    """Log-probs of the targets [N] and the entropy [N] of logits [N, V], which are overwritten. The entropy carries no
+    gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
+        logprobs_N = logprobs_NV.gather(1, target_N[:, None])[:, 0]
+        probs_NV = torch.exp(logprobs_NV, out=logits_NV)
+        entropy_N = -torch.linalg.vecdot(probs_NV, logprobs_NV)
+        ctx.save_for_backward(probs_NV, target_N)
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, gradient_N: Tensor, _: Any) -> tuple[Tensor, None]:
+        probs_NV, target_N = ctx.saved_tensors
+        out_NV = probs_NV * -gradient_N[:, None]
+        out_NV.scatter_add_(1, target_N[:, None], gradient_N[:, None])
+        return out_NV, None
+
+
+@contextmanager
+def _only_sampled(model: PreTrainedModel, rows: Rows) -> Iterator[None]:
+    """Inside, the output head sees [1, N] positions instead of [B, T]. What a family does to logits comes after it."""
+    head: Any = model.get_output_embeddings()
+
+    def chosen(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0][rows.row_N, rows.column_N][None], *args[1:])
+
+    handle = head.register_forward_pre_hook(chosen)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -36,7 +36,7 @@ from syncline.trainer.engines.parts import Part, split, unreadable
 from syncline.trainer.engines.precision import Numerics, check_contract, elements
 from syncline.trainer.engines.replay import Routes, total
 from syncline.trainer.loss import Normaliser, Tally, policy_loss
-from syncline.trainer.pack import micro_batches
+from syncline.trainer.pack import PASS_CELLS, micro_batches
 
 _LOGITS_BYTES = 256 << 20
 """Bound on the FP32 logits of one forward pass, so that a large vocabulary shrinks the micro-batch."""
@@ -174,7 +174,7 @@ class TorchEngine:
     def _plan(self, samples: Sequence[Sample]) -> list[list[int]]:
         vocab = self._need().loaded.vocab
         cells = min(self._spec.batch.micro_tokens, max(1, _LOGITS_BYTES // (4 * vocab)))
-        return micro_batches([fed(s) for s in samples], cells)
+        return micro_batches([fed(s) for s in samples], cells, PASS_CELLS)
 
     def free_routes(self, samples: Sequence[Sample]) -> list[Tensor] | None:
         tap = self._need_routes().tap
