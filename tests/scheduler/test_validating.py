@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -60,8 +61,11 @@ def test_levels_that_hold_let_the_job_start_and_a_killed_scheduler_finds_the_cli
     here: Installation, job: str
 ) -> None:
     pid = climbs(here, job, "holds")
-    told = lambda: json.loads(here.field(job, "waits") or "[]")  # noqa: E731
-    wait = wait_until(lambda: [w for w in told() if "climbs level 2" in w["detail"]], 30, "how far it is")[0]
+
+    def far() -> list[dict[str, Any]]:
+        return [w for w in json.loads(here.field(job, "waits") or "[]") if "climbs level 2" in w["detail"]]
+
+    wait = wait_until(far, 30, "how far it is")[0]
     assert (wait["name"], wait["owner"]) == ("validation", "validation")
     assert wait["deadline"] == pytest.approx(wait["since"] + 60)
     assert "validation 1 climbs level 2 (quantizer and converter) of 1, 2; 1 hold" in wait["detail"]
