@@ -35,7 +35,10 @@ PROMPTS, SIZE, TOKENS = 4, 2, 16
 ROOM = 5
 """Requests that run together: fewer than there are, so that some join others in mid-flight."""
 UNCLIPPED = 1e9
-"""A norm that no gradient has: what reaches the optimizer is the gradient itself."""
+"""A norm that no gradient has, and a ratio that no token has: what reaches the optimizer is the gradient itself. At a
+clip's edge a gradient is not continuous: one code that flips would take a token out of the loss, or in."""
+LEAST = 1e-3
+"""A ratio under which no token falls within the few updates of a climb."""
 
 
 class Subject:
@@ -174,7 +177,9 @@ def small(spec: JobSpec) -> JobSpec:
         update={
             "sampling": sampling,
             "batch": spec.batch.model_copy(update={"groups": PROMPTS, "group_size": SIZE}),
-            "loss": LossSpec(advantage="group_mean", normaliser="token_mean"),
+            "loss": LossSpec(
+                advantage="group_mean", normaliser="token_mean", clip_low=1 - LEAST, clip_high=UNCLIPPED
+            ),
             "optimizer": spec.optimizer.model_copy(update={"name": "adamw", "clip_norm": UNCLIPPED}),
             "rollout": spec.rollout.model_copy(update={"engine": "reference", "max_running": ROOM}),
             "trainer": spec.trainer.model_copy(update={"engine": "torch"}),
