@@ -85,7 +85,12 @@ def memory_of(pid: int, others: set[int]) -> Memory:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
-    print(table(measure()))
+    )
+    parser.add_argument("--json", type=Path, help="write all rows there")
+    given = parser.parse_args()
+    found = measure()
+    print(table(found))
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.encode(found))

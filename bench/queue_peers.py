@@ -32,6 +32,7 @@ from syncline.runtime.bus import Bus
 
 COMMAND = "python bench/queue_peers.py"
 RUN = Path(__file__).with_name("queue_peers_run.py")
+PEERS = ROOT / ".venv-peers"
 PATIENCE = 600.0  # seconds that one peer may take: Ray alone needs a minute to start on a busy machine
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "240", "OMP_NUM_THREADS": "1"}
 
@@ -44,19 +45,16 @@ class Cost(msgspec.Struct, frozen=True):
     daemons: float = 0.0
 
 
-def interpreter() -> Path | None:
-    """The peers' own, or None: there is no such environment."""
-    path = ROOT / ".venv-peers" / "bin" / "python"
-    return path if path.exists() else None
-
-
-def measure(count: int, repetitions: int) -> list[Row]:
+def measure(count: int, repetitions: int, environment: Path = PEERS) -> list[Row]:
     """The rows of this part. `count`: trajectories per repetition, a multiple of the batch."""
     if count % BATCH or count < BATCH:
         raise ValueError(f"--trajectories {count} is no multiple of {BATCH}")
-    say, python = Say("queue", f"{COMMAND} --trajectories {count} --repetitions {repetitions}"), interpreter()
+    say = Say("queue", f"{COMMAND} --trajectories {count} --repetitions {repetitions}")
+    python = environment / "bin" / "python" if (environment / "bin" / "python").exists() else None
     if python is None:
-        note("queue: no .venv-peers (make peers-venv): redis-py, TransferQueue, ray.util.queue are left out")
+        note(
+            f"queue: no {environment.name} (make peers-venv): redis-py, TransferQueue, ray.util.queue are left out"
+        )
     ours: list[float] = []
     peers: dict[str, list[Cost]] = {}
     for n in range(repetitions):
@@ -140,5 +138,10 @@ if __name__ == "__main__":
     )
     parser.add_argument("--trajectories", type=int, default=2048, help="per repetition (default: 2048)")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--peers", type=Path, default=PEERS, help="the peers' environment")
+    parser.add_argument("--json", type=Path, help="write all rows there")
     given = parser.parse_args()
-    print(table(measure(given.trajectories, given.repetitions)))
+    found = measure(given.trajectories, given.repetitions, given.peers)
+    print(table(found))
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.encode(found))

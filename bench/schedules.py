@@ -7,19 +7,23 @@ as much, or three times that.
     shared   every phase uses both cores: on one core of its own (disjoint) it takes twice as long
     apart    no phase gets faster by a second core (decoding waits for memory, training for its own order): disjoint
              overlaps the two for nothing
+    mixed    sampling takes twice as long on one core, training does not: which mode is better depends on the ratio
 
-Bounds, per update, of sampling S (slot-seconds over slots) and training T in that mode: colocated S + T, disjoint the longer
-of them. Nothing is added for waking, sleeping, publishing, or for slots that empty while the last requests end.
-"Best fixed" is the mode that makes the same updates sooner. A drift moves training from a third of sampling to three times.
+Bounds, per update, of sampling S (slot-seconds over slots) and training T in that mode: colocated S + T, disjoint
+the longer of them. Nothing is added for waking, sleeping, publishing, or for slots that empty while the last requests
+end. "Best fixed" is the mode that makes the same updates sooner. A drift moves training from a third of sampling to
+three times, by the same factor each update.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean
 
+import msgspec
 from rows import Row, Say, note, table
 from sim_cases import Case, Fleet, Mode
 from sim_switching import Switching
@@ -29,6 +33,8 @@ MODES: tuple[Mode, ...] = ("colocated", "disjoint")
 FIRST = 2  # updates that fill the pipeline
 SAMPLING = 120.0
 RATIOS = {"1:1": 1.0, "3:1": 1 / 3, "1:3": 3.0}  # rollout:train -> training over sampling
+# how many times longer sampling and training take in disjoint mode
+SLOWER = {"shared": (2.0, 2.0), "apart": (1.0, 1.0), "mixed": (2.0, 1.0)}
 FLEET = Fleet(workers=2, train=0.0, publish=1.0, stage=1.0, commit=0.1, wake=1.0, sleep=1.0)
 CASE = Case(
     name="two cores",
@@ -51,10 +57,10 @@ def drift(updates: int, back: bool) -> Shape:
     return lambda update: 3.0 ** ((2 * update / updates - 1) * (-1 if back else 1))
 
 
-def measure(updates: int) -> list[Row]:
-    """The rows of this part, all in virtual time."""
+def measure(updates: int, machines: Sequence[str] = tuple(SLOWER)) -> list[Row]:
+    """The rows of this part, all in virtual time. `machines`: names of `SLOWER`."""
     say = Say("schedules", f"{COMMAND} --updates {updates}")
-    for cores in ("shared", "apart"):
+    for cores in machines:
         for name, ratio in RATIOS.items():
             note(f"schedules: {cores}, {name}")
             shaped = lambda _, ratio=ratio: ratio  # noqa: E731
@@ -99,22 +105,22 @@ def run(cores: str, mode: Mode, updates: int, shaped: Shape, policy: bool) -> Sw
         CASE,
         mode,
         updates,
-        train=lambda update, mode: SAMPLING * shaped(update) * slower(cores, mode),
-        slow=lambda mode: slower(cores, mode),
+        train=lambda update, mode: SAMPLING * shaped(update) * slower(cores, mode)[1],
+        slow=lambda mode: slower(cores, mode)[0],
         policy=policy,
     )
     world.run()
     return world
 
 
-def slower(cores: str, mode: Mode) -> float:
-    return 2.0 if cores == "shared" and mode == "disjoint" else 1.0
+def slower(cores: str, mode: Mode) -> tuple[float, float]:
+    return SLOWER[cores] if mode == "disjoint" else (1.0, 1.0)
 
 
 def limit(world: Switching, cores: str, mode: Mode, ratio: float) -> float:
     """Seconds per update that nothing in this mode can beat."""
     sampling = world.busy / world.submitted_updates / (CASE.slots * FLEET.workers)
-    training = SAMPLING * ratio * slower(cores, mode)
+    training = SAMPLING * ratio * slower(cores, mode)[1]
     return sampling + training if mode == "colocated" else max(sampling, training)
 
 
@@ -126,8 +132,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--updates", type=int, default=100, help="updates of each run (default: 100)")
+    parser.add_argument("--updates", type=int, default=200, help="updates of each run (default: 200)")
+    parser.add_argument("--cores", choices=tuple(SLOWER), nargs="*", help="only these")
+    parser.add_argument("--json", type=Path, help="write all rows there")
     given = parser.parse_args()
     if given.updates < FIRST + 2:
         parser.error(f"--updates {given.updates}: at least {FIRST + 2}, since the first {FIRST} are left out")
-    print(table(measure(given.updates)))
+    found = measure(given.updates, given.cores or tuple(SLOWER))
+    print(table(found))
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.encode(found))

@@ -115,5 +115,9 @@ if __name__ == "__main__":
     )
     parser.add_argument("--updates", type=int, default=16, help="updates of each job (default: 16)")
     parser.add_argument("--repetitions", type=int, default=3, help="of four jobs each (default: 3)")
+    parser.add_argument("--json", type=Path, help="write all rows there")
     given = parser.parse_args()
-    print(table(measure(given.updates, given.repetitions)))
+    found = measure(given.updates, given.repetitions)
+    print(table(found))
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.encode(found))

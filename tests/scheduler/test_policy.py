@@ -59,8 +59,36 @@ def test_it_leaves_disjoint_at_once_when_memory_is_over() -> None:
     assert decide([], "disjoint", 100, False, 0) == "colocated"
 
 
-def test_disjoint_without_anything_to_compare_stays() -> None:
-    assert decide([disjoint(30.0)] * 9, "disjoint", 100, True, 9) is None
+def test_disjoint_without_anything_to_compare_tries_the_other_where_one_side_waits() -> None:
+    """Sampling alone cannot be told while both overlap: a few updates must tell, if the rest can pay for them."""
+    lopsided = [disjoint(30.0, training=1.0)] * 9
+    assert decide(lopsided, "disjoint", 100, True, 9) == "colocated"
+    balanced = [disjoint(30.0, training=27.0)] * 9
+    assert decide(balanced, "disjoint", 1000, True, 9) is None
+    trainer_bound = [disjoint(30.0, training=30.0)] * 9
+    assert decide(trainer_bound, "disjoint", 100, True, 9) == "colocated"
+    assert decide(trainer_bound, "disjoint", 70, True, 9) is None, "the trial may cost four updates of 70"
+
+
+@pytest.mark.parametrize("whole", [40.0, 30.2])
+def test_a_trial_that_does_not_pay_is_over_soon_and_not_repeated(whole: float) -> None:
+    """Disjoint, a trial of colocated, and back: what was measured of it counts from then on."""
+    before = [disjoint(30.0, training=10.0)] * 5
+    trial = [colocated(whole - 10.0, 10.0)] * 3
+    back = decide([*before, *trial], "colocated", 100, True, 4)
+    assert back == ("disjoint" if whole == 40.0 else None)
+    assert decide([*before, *trial, *before], "disjoint", 1000, True, 5) is None
+
+
+def test_measurements_of_the_other_mode_follow_the_drift() -> None:
+    """Sampling takes twice as long disjoint, training as long. Trainings grow: what was dear begins to pay."""
+    history = [colocated(10, 3.3)] * 5 + [disjoint(20.0, training=3.3)] * 4 + [colocated(10, 3.3)] * 5
+    assert decide(history, "colocated", 100, True, 5) is None
+    assert decide([*history, *[colocated(10, 30)] * 5], "colocated", 100, True, 10) == "disjoint"
+    grown = [*history, *[colocated(10, 30)] * 5, *[disjoint(30.0, training=30.0)] * 5]
+    assert decide(grown, "disjoint", 100, True, 5) is None
+    shrunk = [*grown, *[disjoint(20.0, training=3.3)] * 5]
+    assert decide(shrunk, "disjoint", 100, True, 10) == "colocated"
 
 
 def test_noise_does_not_make_it_swing() -> None:

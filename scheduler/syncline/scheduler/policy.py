@@ -2,8 +2,9 @@
 
 Colocated, an update takes sampling + training + the cost of alternating. Disjoint, sampling and training overlap, so
 it takes about the longer of the two; groups that the lag policy drops make it dearer. What a mode really took
-counts more than what is predicted of it. A switch must pay: by a margin, several updates in a row, and in the
-updates that are left more than it costs.
+counts more than what is predicted of it, at what its phases have become since. A switch must pay: by a margin,
+several updates in a row, and in the updates that are left more than it costs. A job that began disjoint tries
+colocated where one side waits so much that it may pay, and where there is enough left to pay for the trial.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from syncline.runtime.bus import Bus, unpack
 from syncline.scheduler.stages import State
 
 MARGIN = 0.15  # share of an update's time that the other mode must save
+TRIED = 0.03  # the same, to go back from the first stay in the other mode
 STEADY = 3  # newest updates in a row by which it must
 WINDOW = 5  # updates that a measurement is the median of
+DEAREST = 0.05  # share of what is left that trying a mode may cost at worst
+BUSY = 0.97  # share of a disjoint update from which on the trainer counts as what is waited for
 SAMPLING = ("sample", "drain")
 
 
@@ -83,15 +87,18 @@ def decide(
         return "colocated"
     other: Mode = "disjoint" if mode == "colocated" else "colocated"
     here = [cycle for cycle in history if cycle.mode == mode]
-    if (other == "disjoint" and not fits) or since_switch < WINDOW or len(here) < STEADY:
+    if (other == "disjoint" and not fits) or since_switch <= STEADY or len(here) < STEADY:
         return None
     recent = here[-WINDOW:]
-    there = _expected(history, other, recent)
+    there = _expected(history, other, recent, left)
     if there is None:
         return None
-    dear = [_cost(cycle) * (1 - MARGIN) > there for cycle in here[-STEADY:]]
+    first = sum(before.mode != after.mode for before, after in pairwise(history)) == 1  # a trial, until now
+    margin = TRIED if first else MARGIN
+    dear = [_cost(cycle) * (1 - margin) > there for cycle in here[-STEADY:]]
     saved = median(_cost(cycle) for cycle in recent) - there
-    toll = median(cycle.alternating for cycle in history if cycle.mode == "colocated") if history else 0.0
+    tolls = [cycle.alternating for cycle in history if cycle.mode == "colocated"]
+    toll = median(tolls) if tolls else 0.0
     return other if all(dear) and saved * left > 2 * toll + there else None
 
 
@@ -100,14 +107,74 @@ def _cost(cycle: Cycle) -> float:
     return cycle.whole / (1 - min(cycle.wasted, 0.9))
 
 
-def _expected(history: Sequence[Cycle], other: Mode, recent: Sequence[Cycle]) -> float | None:
-    """Seconds that an update would take in the other mode. None: nothing is known of it."""
-    measured = [cycle for cycle in history if cycle.mode == other][-WINDOW:]
-    if measured:
-        return median(_cost(cycle) for cycle in measured)
-    if other == "colocated":
-        return None  # how long sampling takes alone cannot be told while both overlap
-    return median(max(cycle.sampling, cycle.training) for cycle in recent)
+class _Middle(msgspec.Struct, frozen=True):
+    """Medians of several updates in one mode. `busy`: the trainer is what the others wait for (disjoint)."""
+
+    cost: float
+    sampling: float
+    training: float
+    alternating: float
+
+    @property
+    def busy(self) -> bool:
+        return self.training > BUSY * self.cost
+
+
+def _middle(several: Sequence[Cycle]) -> _Middle:
+    return _Middle(
+        cost=median(_cost(cycle) for cycle in several),
+        sampling=median(cycle.sampling for cycle in several),
+        training=median(cycle.training for cycle in several),
+        alternating=median(cycle.alternating for cycle in several),
+    )
+
+
+def _expected(history: Sequence[Cycle], other: Mode, recent: Sequence[Cycle], left: int) -> float | None:
+    """Seconds that an update would take in the other mode. None: nothing is known of it, and trying it is too dear."""
+    last = max((i for i, cycle in enumerate(history) if cycle.mode == other), default=None)
+    now = _middle(recent)
+    if last is None:
+        return (
+            median(max(c.sampling, c.training) for c in recent) if other == "disjoint" else _tried(now, left)
+        )
+    there = _middle([cycle for cycle in history[: last + 1] if cycle.mode == other][-WINDOW:])
+    beside = history[last + 1 :][:WINDOW]  # the first updates after the other mode: the same work in this one
+    if not beside:
+        return there.cost
+    then = _middle(beside)
+    return _overlapped(there, then, now) if other == "disjoint" else _alternated(there, then, now)
+
+
+def _overlapped(there: _Middle, then: _Middle, now: _Middle) -> float:
+    """Disjoint, as it was measured, at what sampling and training have become since (both colocated)."""
+    if then.training <= 0 or then.sampling <= 0:
+        return there.cost
+    slower = there.training / then.training
+    sampling = min(there.cost, then.sampling * slower) if there.busy else there.cost
+    return max(sampling * now.sampling / then.sampling, there.training * now.training / then.training)
+
+
+def _alternated(there: _Middle, then: _Middle, now: _Middle) -> float:
+    """Colocated, as it was measured, at what an update has become since (both disjoint).
+
+    How long sampling takes is seen while the trainer waits for it; else it is taken as it last was alone. That may be
+    too little, and is then measured.
+    """
+    if then.training <= 0:
+        return there.cost
+    grown = 1.0 if now.busy or then.busy else now.cost / then.cost
+    return there.sampling * grown + there.training * now.training / then.training + there.alternating
+
+
+def _tried(now: _Middle, left: int) -> float | None:
+    """Colocated at its best, where every phase is twice as fast on both sides' hardware; None: to try costs too much.
+
+    How long sampling takes alone cannot be told while both overlap, so a few updates have to tell. At worst each takes
+    training's time more than now, and that may not cost more than `DEAREST` of the updates that are left.
+    """
+    if (STEADY + 1) * now.training > DEAREST * left * now.cost:
+        return None
+    return now.cost / 2 if now.busy else (now.cost + now.training) / 2
 
 
 class Policy:
