@@ -97,7 +97,7 @@ class Diagnostics(_Part, frozen=True, kw_only=True):
     unmeasured: dict[str, str] = {}
     by_position: dict[str, dict[str, float]] = {}
     by_lag: dict[str, dict[str, float]] = {}
-    tails_by_lag: dict[str, dict[str, Tail]] = {}  # term -> lag -> the whole tail of what `by_lag` has the mean of
+    tails_by_lag: dict[str, dict[str, Tail]] = {}  # term -> lag -> the tail of what `by_lag` has the mean of
     first_of_span: dict[str, float] = {}
     kl: dict[str, float] = {}
     reference_kl: dict[str, float] = {}  # k1, k2, k3 against the reference policy; empty: there is none
