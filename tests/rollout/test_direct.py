@@ -108,6 +108,29 @@ def test_a_step_is_the_library_s(name: str) -> None:
             assert [ids[row].tolist() for ids in routes] == [ids[-1].tolist() for ids in caught]
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_prefill_is_the_library_s(name: str) -> None:
+    """Logits, keys and values, and experts of three prompts of one length; one token alone as well."""
+    with torch.inference_mode(False):
+        model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+        direct = direct_of(model)
+        assert direct is not None
+        filled(model)
+    tap = RouteTap(model)
+    for length in (1, 11):
+        ids_NP = torch.arange(3 * length).view(3, length) + 3
+        own, plain = DynamicCache(config=model.config), DynamicCache(config=model.config)
+        logits_NV, routes = direct.prefill(ids_NP, own, True)
+        with tap.catching(True) as caught:
+            out = model(input_ids=ids_NP, cache=plain, use_cache=True)
+        assert float((logits_NV - out.logits[:, -1]).abs().max()) < 1e-4
+        assert [ids.tolist() for ids in routes] == [ids.tolist() for ids in caught]
+        for mine, other in zip(own.layers, plain.layers, strict=True):
+            torch.testing.assert_close(mine.keys, other.keys, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mine.values, other.values, rtol=1e-4, atol=1e-4)
+
+
 def test_weights_are_the_model_s_own() -> None:
     """A tensor written under its name afterwards is what the next step multiplies."""
     model = AutoModelForCausalLM.from_config(CONFIGS["moe, shares normalised"]).eval()

@@ -252,14 +252,15 @@ class Batch:
         """Last logits [N, V], state, and expert ids [N, P, layers, topk] of N contexts of one length."""
         cache = growing_cache(self.weights.model.config, self._kv)
         ids_NP = torch.tensor(contexts, dtype=torch.int64)
-        with self.weights.taps.catching(experts) as caught:
-            out: Any = self.weights.model(input_ids=ids_NP, cache=cache, use_cache=True, logits_to_keep=1)
-        routes = (
-            self.weights.taps.stacked(caught).view(*ids_NP.shape, self.weights.taps.layers, -1)
-            if caught
-            else None
-        )
-        return out.logits[:, -1], cache, routes
+        taps, direct = self.weights.taps, self.weights.direct
+        if direct is not None and self._plain_slots:
+            logits_NV, caught = direct.prefill(ids_NP, cache, experts)
+        else:
+            with taps.catching(experts) as caught:
+                out: Any = self.weights.model(input_ids=ids_NP, cache=cache, use_cache=True, logits_to_keep=1)
+            logits_NV = out.logits[:, -1]
+        routes = taps.stacked(caught).view(*ids_NP.shape, taps.layers, -1) if caught else None
+        return logits_NV, cache, routes
 
     def _place(self, rows: Tensor, cache: DynamicCache, index: Tensor, length: int) -> None:
         self._cache.place(rows, cache, index, length)

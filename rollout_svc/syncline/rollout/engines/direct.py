@@ -1,4 +1,4 @@
-"""A decode step as few tensor operations: the same arithmetic as the library's modules, without walking them.
+"""Decode and prefill in few tensor operations: the same arithmetic as the library's modules, without walking them.
 
 A small model's decode step is bound by what is spent per operation and per module, and not by its products. So a
 family whose layers are known to the letter (`direct_of` compares types and settings, and gives None for every other)
@@ -9,8 +9,8 @@ each instead of sorting tokens by expert.
 The weights are the model's own parameters. Those of one product lie side by side in one matrix, of which the
 parameters are views: what a version writes and reads back is what is multiplied. Nothing is derived from them.
 
-Legend: R rows, U hidden, H heads (q, then k), G query heads per key head, D head width, C columns, E experts,
-K experts per token, I intermediate, V vocabulary.
+Legend: N prompts, P tokens of each, R rows (of a prefill N x P), U hidden, H heads (q, then k), G query heads per key
+head, D head width, C columns, E experts, K experts per token, I intermediate, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaMLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM, Qwen3MLP
 from transformers.models.qwen3_moe.modeling_qwen3_moe import (
@@ -94,7 +94,7 @@ class _Layer:
 
 
 class Direct:
-    """The decode step of one model. Made by `direct_of`."""
+    """Decode and prefill of one model. Made by `direct_of`."""
 
     def __init__(self, model: Any, layers: Sequence[_Layer]) -> None:
         config, inner = model.config, model.model
@@ -122,36 +122,62 @@ class Direct:
         wanted         whether to return the experts' ids [R, K] of each routing layer
         """
         routes: list[Tensor] | None = [] if wanted else None
-        angles_RD = fed_R[:, None].float() * self._frequencies
-        cos_R1D, sin_R1D = angles_RD.cos()[:, None], angles_RD.sin()[:, None]
+        rotation = self._rotation(fed_R)
         bias = None if hidden_RC is None else hidden_RC.repeat_interleave(self._k, 0)[:, None]
         x_RU = self._embedding.index_select(0, ids_R)
         for layer, slots in zip(self._layers, cache.slot_layers, strict=True):
             assert isinstance(slots, ColumnLayer)
-            mixed = self._attend(layer, slots, self._normed(x_RU, layer.before), cos_R1D, sin_R1D, bias)
-            x_RU = torch.addmm(x_RU, mixed, layer.out)
+            q_RHD, k_RHD, v_RHD = self._heads(layer, self._normed(x_RU, layer.before), rotation)
+            keys, values = slots.extend(k_RHD, v_RHD)
+            x_RU = torch.addmm(x_RU, self._attend(q_RHD, keys, values, bias), layer.out)
             x_RU = layer.feed.add(x_RU, self._normed(x_RU, layer.after), routes)
         return torch.mm(self._normed(x_RU, self._norm), self._output), routes or []
 
-    def _attend(
-        self,
-        layer: _Layer,
-        slots: ColumnLayer,
-        x_RU: Tensor,
-        cos_R1D: Tensor,
-        sin_R1D: Tensor,
-        bias: Tensor | None,
-    ) -> Tensor:
-        rows, q, k, width = x_RU.shape[0], self._q, self._k, self._width
-        all_RHD = torch.mm(x_RU, layer.qkv).view(rows, q + 2 * k, width)
+    def prefill(self, ids_NP: Tensor, cache: DynamicCache, wanted: bool) -> tuple[Tensor, list[Tensor]]:
+        """Logits [N, V] after each of N prompts of P tokens, whose keys and values go to the empty `cache`.
+
+        wanted   whether to return the experts' ids [N x P, K] of each routing layer
+        """
+        n, p = ids_NP.shape
+        routes: list[Tensor] | None = [] if wanted else None
+        rotation = self._rotation(torch.arange(p).repeat(n))
+        x_RU = self._embedding.index_select(0, ids_NP.flatten())
+        for i, layer in enumerate(self._layers):
+            heads = self._heads(layer, self._normed(x_RU, layer.before), rotation)
+            q_NHPD, k_NHPD, v_NHPD = (h.reshape(n, p, -1, self._width).transpose(1, 2) for h in heads)
+            keys, values = cache.update(k_NHPD, v_NHPD, i)
+            mixed_NHPD = F.scaled_dot_product_attention(
+                q_NHPD, keys, values, is_causal=True, scale=self._scaling, enable_gqa=True
+            )
+            x_RU = torch.addmm(x_RU, mixed_NHPD.transpose(1, 2).reshape(n * p, -1), layer.out)
+            x_RU = layer.feed.add(x_RU, self._normed(x_RU, layer.after), routes)
+        last_NU = x_RU.view(n, p, -1)[:, -1]
+        return torch.mm(self._normed(last_NU, self._norm), self._output), routes or []
+
+    def _rotation(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [R, 1, D]."""
+        angles_RD = positions_R[:, None].float() * self._frequencies
+        return angles_RD.cos()[:, None], angles_RD.sin()[:, None]
+
+    def _heads(
+        self, layer: _Layer, x_RU: Tensor, rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads [R, heads, D] of q and k, rotated, and of v."""
+        q, k, width = self._q, self._k, self._width
+        all_RHD = torch.mm(x_RU, layer.qkv).view(x_RU.shape[0], q + 2 * k, width)
         qk_RHD, v_RHD = all_RHD.split_with_sizes((q + k, k), 1)
         if layer.heads is not None:
             qk_RHD = F.rms_norm(qk_RHD, (width,), None, self._eps)
             qk_RHD = qk_RHD * layer.heads.index_select(0, self._head_kind)
+        cos_R1D, sin_R1D = rotation
         qk_RHD = torch.addcmul(qk_RHD * cos_R1D, qk_RHD.roll(width // 2, -1), sin_R1D)
         q_RHD, k_RHD = qk_RHD.split_with_sizes((q, k), 1)
-        keys, values = slots.extend(k_RHD, v_RHD)
-        queries = q_RHD.reshape(rows * k, q // k, width)
+        return q_RHD, k_RHD, v_RHD
+
+    def _attend(self, q_RHD: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+        """One query of each row over its window: [R, heads of q x D]."""
+        rows, q, width = q_RHD.shape
+        queries = q_RHD.reshape(rows * self._k, q // self._k, width)
         if bias is None:
             scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(self._scaling)
         else:
