@@ -87,18 +87,19 @@ def ran(updates: int, traced: bool) -> Ran:
 def direct(per_update: dict[str, float], updates: int = 20) -> float:
     """CPU seconds per span, when as many of each hop as in `updates` updates are recorded and written.
 
-    Attributes are texts of a trajectory id's length; parents are given as the loop gives them.
+    As in the loop the hops of a trajectory are of one trace, and no two trajectories of the same; every attribute is a
+    text of a trajectory id's length.
     """
     hops = [(PATHS[name], round(count * updates)) for name, count in per_update.items() if name in PATHS]
+    parents = [tracing.new_traceparent() for _ in range(max(count for _, count in hops))]
     told = 0
     with tempfile.TemporaryDirectory(prefix="sl-bench-") as folder:
         tracing.setup("bench", "bench", Path(folder) / "traces.sqlite", None)
         began = time.process_time()
         for hop, count in hops:
-            attributes = dict.fromkeys({*hop.attributes, "job"}, "j0123456789-100-7")
-            for _ in range(count):
-                parent, at = tracing.new_traceparent(), time.time()
-                # attribute values are what they are: any plain one is as dear as another
+            for i, parent in enumerate(parents[:count]):
+                attributes = dict.fromkeys((*hop.attributes, "job"), f"j0123456789-{i // 8}-{i % 8}")
+                at = time.time()
                 tracing.record(hop, parent, at, at, **attributes)
                 told += 1
         tracing.shutdown()

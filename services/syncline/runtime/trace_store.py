@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +121,9 @@ def spans_of(
     return _select(store, where, [*given.values(), *names], limit)
 
 
-def attribute_of(value: object) -> Attribute:
-    """A span attribute as the store keeps it: tuples become lists."""
-    plain: Attribute = msgspec.convert(value, Attribute)
+def attributes_of(given: Mapping[str, object]) -> dict[str, Attribute]:
+    """A span's attributes as the store keeps them: tuples become lists."""
+    plain: dict[str, Attribute] = msgspec.convert(dict(given), dict[str, Attribute])
     return plain
 
 

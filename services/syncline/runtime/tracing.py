@@ -143,9 +143,8 @@ class OpenHop:
 
     def set(self, **attributes: Given) -> None:
         """Add attributes; None is written as "none", a version as EPOCH.NUMBER."""
-        for name, value in attributes.items():
-            self._names.add(name)
-            self._span.set_attribute(name, _value(value))
+        self._names.update(attributes)
+        self._span.set_attributes({name: _value(value) for name, value in attributes.items()})
 
     def _check(self) -> None:
         """Raises `HopIncomplete` under SYNCLINE_STRICT=1, counts and warns otherwise."""

@@ -12,7 +12,7 @@ from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from syncline.runtime.trace_store import SpanRecord, TraceStore, attribute_of, traceparent_of
+from syncline.runtime.trace_store import SpanRecord, TraceStore, attributes_of, traceparent_of
 from syncline.runtime.tracing_counts import Counts
 
 _LOG = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 def _to_record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
     context = span.get_span_context()
     assert context is not None
-    attributes = {name: attribute_of(value) for name, value in (span.attributes or {}).items()}
+    attributes = attributes_of(span.attributes or {})
     if span.status.status_code is otel.StatusCode.ERROR:
         attributes["error"] = span.status.description or "error"
     return SpanRecord(
