@@ -2,7 +2,8 @@
 
 Progress goes to stderr, a table to stdout, and with `--json` everything to a file that later runs can be compared
 with. Parts: `engine.py`, `stream_cost.py`, `quantizers.py`, `delta.py`, `activation.py`,
-`run_figures.py`; each runs alone too.
+`run_figures.py`, and in the full form `queue_peers.py`, `tracing_cost.py`, `idle.py`, `schedules.py`; each runs
+alone too.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are s
 import activation
 import delta
 import engine
+import idle
 import msgspec
 import quantizers
+import queue_peers
 import run_figures
 import scaled
+import schedules
 import stream_cost
 import torch
+import tracing_cost
 from rows import KINDS, Row, document, machine, note, table
 
 SHORT_CASES = (("tiny-moe", run_figures.SWITCHING),)
@@ -74,6 +79,10 @@ def measure(updates: int, short: bool) -> list[Row]:
         *delta.measure(delta.RECIPES, (1e-6,), wider=4, updates=5, repetitions=3),
         *activation.measure((scaled.SMALL, scaled.MIDDLE), repetitions=3),
         *run_figures.measure(run_figures.CASES, updates),
+        *queue_peers.measure(count=2048, repetitions=3),
+        *tracing_cost.measure(updates, repetitions=3),
+        *idle.measure(),
+        *schedules.measure(updates=200),
     ]
 
 

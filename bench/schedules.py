@@ -52,6 +52,11 @@ CASE = Case(
 Shape = Callable[[int], float]
 
 
+def steady(ratio: float) -> Shape:
+    """Training over sampling, the same at every update."""
+    return lambda _: ratio
+
+
 def drift(updates: int, back: bool) -> Shape:
     """Training over sampling at an update: from 1/3 to 3 (or back), by the same factor each update."""
     return lambda update: 3.0 ** ((2 * update / updates - 1) * (-1 if back else 1))
@@ -63,7 +68,7 @@ def measure(updates: int, machines: Sequence[str] = tuple(SLOWER)) -> list[Row]:
     for cores in machines:
         for name, ratio in RATIOS.items():
             note(f"schedules: {cores}, {name}")
-            shaped = lambda _, ratio=ratio: ratio  # noqa: E731
+            shaped = steady(ratio)
             fixed = {mode: run(cores, mode, updates, shaped, False) for mode in MODES}
             case = f"cores {cores}, rollout:train {name}"
             for mode, world in fixed.items():

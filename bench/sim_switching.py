@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from sim_cases import Case, Mode
 from sim_world import World
 
@@ -81,8 +81,7 @@ class Switching(World):
     def _perform(self, commands: tuple[machine.Command, ...]) -> None:
         for command in commands:
             if isinstance(command, machine.Order):
-                told = {name: getattr(command, name) for name in command.__struct_fields__}
-                self.phase_log.append(e.Phase(**told, at=self.now))
+                self.phase_log.append(e.Phase(**asdict(command), at=self.now))
                 if command.mode != self.mode:
                     self.changes.append((self.minted, command.mode))
                     self._take(command.mode)
