@@ -31,8 +31,9 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/.installed
 	$(BIN)/syncline run $(SPEC)
 
-# suites that only compute: none measures a pause or counts processes, so several files may run at once
-TOGETHER := $(addprefix tests/,chart contract exporting lab ladder layout numerics report sync trainer)
+# suites of which several files may run at once, each worker with a Redis of its own; the others measure, storm or train
+TOGETHER := $(addprefix tests/,chart contract dashboards environments exporting gateway lab ladder layout numerics) \
+  $(addprefix tests/,reliability report rollout runtime scheduler security sync trainer transport)
 PYTEST := $(BIN)/python -m pytest -q -m "not long and not sglang and not megatron and not browser and not cluster" --durations=15
 
 ## everything that must hold before a change goes in
