@@ -102,13 +102,15 @@ class Direct:
         self._embedding: Tensor = inner.embed_tokens.weight
         self._norm: Tensor = inner.norm.weight
         self._output: Tensor = model.lm_head.weight.t()
-        self._eps: float = config.rms_norm_eps
         self._q, self._k = config.num_attention_heads, config.num_key_value_heads
         first = inner.layers[0].self_attn
         self._width: int = first.head_dim
         self._scaling: float = first.scaling
         self._head_kind = torch.tensor([0] * self._q + [1] * self._k)
         half_D = inner.rotary_emb.inv_freq.float()
+        widths = (self._width, config.hidden_size)
+        self._least = {width: torch.tensor((width * config.rms_norm_eps) ** 0.5) for width in widths}
+        self._nothing = torch.zeros(1)
         # cos is even and sin odd: a rotated half is the other half times this sine
         self._frequencies = torch.cat((-half_D, half_D))[None, :]
 
@@ -167,8 +169,7 @@ class Direct:
         all_RHD = torch.mm(x_RU, layer.qkv).view(x_RU.shape[0], q + 2 * k, width)
         qk_RHD, v_RHD = all_RHD.split_with_sizes((q + k, k), 1)
         if layer.heads is not None:
-            qk_RHD = F.rms_norm(qk_RHD, (width,), None, self._eps)
-            qk_RHD = qk_RHD * layer.heads.index_select(0, self._head_kind)
+            qk_RHD = self._normed(qk_RHD, layer.heads.index_select(0, self._head_kind))
         cos_R1D, sin_R1D = rotation
         qk_RHD = torch.addcmul(qk_RHD * cos_R1D, qk_RHD.roll(width // 2, -1), sin_R1D)
         q_RHD, k_RHD = qk_RHD.split_with_sizes((q, k), 1)
@@ -185,7 +186,10 @@ class Direct:
         return torch.bmm(scores.softmax(-1), values).view(rows, q * width)
 
     def _normed(self, x_RU: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x_RU, weight.shape, weight, self._eps)
+        """Root mean square norm over the last dimension: x w sqrt(U) / hypot(|x|, sqrt(U eps)), four operations."""
+        width = x_RU.shape[-1]
+        length = torch.hypot(torch.linalg.vector_norm(x_RU, 2, -1, True), self._least[width])
+        return torch.addcmul(self._nothing, x_RU / length, weight, value=width**0.5)
 
 
 def direct_of(model: PreTrainedModel) -> Direct | None:
