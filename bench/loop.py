@@ -28,6 +28,7 @@ import schedules
 import stream_cost
 import torch
 import tracing_cost
+import train_step
 from rows import KINDS, Row, document, machine, note, table
 
 SHORT_CASES = (("tiny-moe", run_figures.SWITCHING),)
@@ -66,6 +67,7 @@ def measure(updates: int, short: bool) -> list[Row]:
     if short:
         return [
             *engine.measure(requests=16, repetitions=1),
+            *train_step.measure(train_step.CASES[:1], repetitions=1),
             *stream_cost.measure(count=256, repetitions=1),
             *quantizers.measure(size=256, repetitions=1),
             *delta.measure(delta.SHORT, (1e-6,), wider=1, updates=2, repetitions=1),
@@ -74,6 +76,7 @@ def measure(updates: int, short: bool) -> list[Row]:
         ]
     return [
         *engine.measure(requests=64, repetitions=3),
+        *train_step.measure(repetitions=2),
         *stream_cost.measure(count=2048, repetitions=3),
         *quantizers.measure(size=4096, repetitions=5),
         *delta.measure(delta.RECIPES, (1e-6,), wider=4, updates=5, repetitions=3),
