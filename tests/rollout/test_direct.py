@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 3,
     "initializer_range": 0.1,
 }
-MIXED = {
+MIXED: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "moe_intermediate_size": 32,
@@ -51,6 +51,13 @@ CONFIGS = {
     "moe, shares as they are": Qwen3MoeConfig(**SIZES, **MIXED, norm_topk_prob=False),
     "moe, many experts": Qwen3MoeConfig(**SIZES, **{**MIXED, "num_experts": 12}, norm_topk_prob=True),
 }
+
+
+def built(name: str) -> PreTrainedModel:
+    """The architecture of `name` with undefined weights."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[name])  # type: ignore[no-untyped-call]
+    model.train(False)
+    return model
 
 
 def filled(model: PreTrainedModel) -> PreTrainedModel:
@@ -80,7 +87,7 @@ def prefilled(model: PreTrainedModel, cache: SlotCache, lengths: list[int]) -> l
 def test_a_step_is_the_library_s(name: str) -> None:
     """Rows of unlike length: two steps after prefill, and the experts of each."""
     with torch.inference_mode(False):
-        model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+        model = built(name)
         direct = direct_of(model)
         assert direct is not None
         filled(model)
@@ -113,7 +120,7 @@ def test_a_step_is_the_library_s(name: str) -> None:
 def test_a_prefill_is_the_library_s(name: str) -> None:
     """Logits, keys and values, and experts of three prompts of one length; one token alone as well."""
     with torch.inference_mode(False):
-        model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+        model = built(name)
         direct = direct_of(model)
         assert direct is not None
         filled(model)
@@ -126,14 +133,15 @@ def test_a_prefill_is_the_library_s(name: str) -> None:
             out = model(input_ids=ids_NP, cache=plain, use_cache=True)
         assert float((logits_NV - out.logits[:, -1]).abs().max()) < 1e-4
         assert [ids.tolist() for ids in routes] == [ids.tolist() for ids in caught]
-        for mine, other in zip(own.layers, plain.layers, strict=True):
+        layers: list[tuple[Any, Any]] = list(zip(own.layers, plain.layers, strict=True))
+        for mine, other in layers:
             torch.testing.assert_close(mine.keys, other.keys, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(mine.values, other.values, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_are_the_model_s_own() -> None:
     """A tensor written under its name afterwards is what the next step multiplies."""
-    model = AutoModelForCausalLM.from_config(CONFIGS["moe, shares normalised"]).eval()
+    model = built("moe, shares normalised")
     direct = direct_of(model)
     assert direct is not None
     filled(model)

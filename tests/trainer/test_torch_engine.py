@@ -132,14 +132,13 @@ def test_log_probs_and_entropy_of_sampled_tokens_are_those_of_torch() -> None:
     model = load_model(MODELS, spec_of().model, 0).model
     rows = rows_of(samples(5, temperature=0.7), torch.device("cpu"))
     seen: list[tuple[int, ...]] = []
-    handle = model.get_output_embeddings().register_forward_hook(
-        lambda m, i, out: seen.append(tuple(out.shape))
-    )
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    handle = head.register_forward_hook(lambda m, i, out: seen.append(tuple(out.shape)))
     found: list[list[Tensor]] = []
     for entropy_gradient in (False, True):
         model.zero_grad()
         logprobs_N, entropy_N = sampled_logprobs(model, rows, entropy_gradient)
-        logprobs_N.square().sum().backward()
+        logprobs_N.square().sum().backward()  # type: ignore[no-untyped-call]
         found.append([logprobs_N, entropy_N, *(p.grad for p in model.parameters() if p.grad is not None)])
         assert entropy_N.requires_grad is entropy_gradient
     handle.remove()
@@ -149,7 +148,7 @@ def test_log_probs_and_entropy_of_sampled_tokens_are_those_of_torch() -> None:
     all_BTV = torch.log_softmax(logits_BTV / 0.7, dim=-1)
     plain_NV = all_BTV[rows.row_N, rows.column_N]
     plain_N = plain_NV.gather(1, rows.target_N[:, None])[:, 0]
-    plain_N.square().sum().backward()
+    plain_N.square().sum().backward()  # type: ignore[no-untyped-call]
     expected = [plain_N, -(plain_NV.exp() * plain_NV).sum(-1)]
     expected += [p.grad for p in model.parameters() if p.grad is not None]
     for mine in found:

@@ -119,7 +119,7 @@ class _Sampled(torch.autograd.Function):
 @contextmanager
 def _only_sampled(model: PreTrainedModel, rows: Rows) -> Iterator[None]:
     """Inside, the output head sees [1, N] positions instead of [B, T]. What a family does to logits comes after it."""
-    head: Any = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
     def chosen(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (args[0][rows.row_N, rows.column_N][None], *args[1:])
