@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from syncline.contract.validation import TITLES, Report, Result
+from syncline.contract.validation import TITLES, Check, Report, Result
 
 STYLE = """
 :root { --ink:#1d2530; --soft:#5b6675; --line:#dfe4ea; --page:#f6f7f9; --card:#fff; --good:#2b8a3e; --bad:#c92a2a; }
@@ -36,7 +36,8 @@ def page(report: Report) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body><main><h1>{escape(title)}</h1>"
-        f'<p class="soft">contract {escape(report.contract[:12])}, seed {report.seed}</p>{verdict}{sections}'
+        f'<p class="soft">contract {escape(report.contract[:12])}, seed {report.seed}, engine '
+        f"{escape(report.engine)}</p>{verdict}{sections}"
         "</main></body></html>\n"
     )
 
@@ -45,14 +46,7 @@ def _section(result: Result) -> str:
     name, localizes = TITLES[result.level]
     word = '<span class="good">holds</span>' if result.holds else '<span class="bad">fails</span>'
     broke = f'<p class="bad">{escape(result.broke)}</p>' if result.broke else ""
-    rows = "".join(
-        f'<tr><td class="{"good" if c.holds else "bad"}">{"holds" if c.holds else "fails"}</td>'
-        f'<td>{escape(c.name)}<br><span class="soft">{escape(c.where)}</span></td>'
-        f'<td class="n">{c.found:.3g}</td><td class="n">{c.bound:.3g}</td>'
-        f'<td class="n">{"" if c.baseline is None else f"{c.baseline:.3g}"}</td><td>{escape(c.unit)}</td>'
-        f'<td class="soft">{escape(c.source)}</td></tr>'
-        for c in result.checks
-    )
+    rows = "".join(map(_row, result.checks))
     table = (
         f"<table>{HEAD}{rows}</table>" if rows else '<p class="soft">Nothing in this recipe to compare.</p>'
     )
@@ -61,6 +55,21 @@ def _section(result: Result) -> str:
         f'<p class="soft">A failure here localizes {escape(localizes)}. {result.seconds:.1f} s{_file(result)}</p>'
         f"{broke}{table}</section>"
     )
+
+
+def _row(check: Check) -> str:
+    name = f'<td>{escape(check.name)}<br><span class="soft">{escape(check.where)}</span></td>'
+    source = f'<td class="soft">{escape(check.source)}</td>'
+    if not check.applies:
+        return f'<tr><td class="soft">does not apply</td>{name}<td colspan="4"></td>{source}</tr>'
+    word = '<td class="good">holds</td>' if check.holds else '<td class="bad">fails</td>'
+    numbers = (
+        f"{check.found:.3g}",
+        f"{check.bound:.3g}",
+        "" if check.baseline is None else f"{check.baseline:.3g}",
+    )
+    cells = "".join(f'<td class="n">{number}</td>' for number in numbers)
+    return f"<tr>{word}{name}{cells}<td>{escape(check.unit)}</td>{source}</tr>"
 
 
 def _file(result: Result) -> str:
