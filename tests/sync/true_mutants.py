@@ -87,12 +87,8 @@ class _Mask:
     """The modules of one set of weights under the name of another."""
 
     def __init__(self, modules: Any, name: Any) -> None:
-        self.model, self.taps, self.signed, self.contents = (
-            modules.model,
-            modules.taps,
-            name.signed,
-            name.contents,
-        )
+        self.model, self.direct, self.taps = modules.model, modules.direct, modules.taps
+        self.signed, self.contents = name.signed, name.contents
         self.version, self.digest, self.adapter = name.version, name.digest, name.adapter
 
 
