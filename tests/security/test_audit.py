@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import OPERATOR, Installation
+from security_world import OPERATOR, Installation
 from serving import SPEC
 
 from syncline.gateway import audit

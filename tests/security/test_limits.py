@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Installation
+from security_world import Installation
 from serving import SPEC, Server, problem
 from waiting import wait_until
 

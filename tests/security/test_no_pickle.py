@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import Installation
+from security_world import Installation
 from serving import SPEC, problem
 
 from syncline.contract.job import ModelSpec

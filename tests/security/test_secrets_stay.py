@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import Installation
+from security_world import Installation
 from serving import SPEC, problem
 from specs import spec as spec_of
 from stack import Stack

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import httpx
 import pytest
-from conftest import TENANTS, Installation, whole_job
 from fastapi.routing import APIRoute
+from security_world import TENANTS, Installation, whole_job
 from serving import SPEC, problem
 from starlette.routing import BaseRoute, Mount, Route
 

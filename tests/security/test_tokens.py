@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import OPERATOR, Installation
+from security_world import OPERATOR, Installation
 from serving import SPEC, problem
 
 from syncline.gateway.app import create_app
