@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import lives, wait_until
 
 from syncline.contract.job import JobSpec
 from syncline.contract.turns import Turn
@@ -69,33 +69,56 @@ def is_stepper(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_killed_process_loses_its_step_and_is_replaced() -> None:
+def is_within_walls(process: psutil.Process) -> bool:
+    """Whether it is the first process of a namespace of its own: the kernel gives its id there as the last."""
+    [ids] = [
+        line.split()[1:]
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        if line.startswith("NSpid:")
+    ]
+    return len(ids) > 1 and ids[-1] == "1"
+
+
+def child_that_steps() -> tuple[psutil.Process, psutil.Process]:
+    """The stepper as its parent knows it, and the process that takes the steps: within walls it is a child of that."""
+    [outer] = [process for process in psutil.Process().children() if is_stepper(process)]
+    within = [process for process in outer.children() if is_within_walls(process)]
+    return outer, within[0] if within else outer
+
+
+WHICH = pytest.mark.parametrize("killed", ["the one that waits outside the walls", "the one that steps"])
+
+
+@WHICH
+def test_a_killed_process_loses_its_step_and_is_replaced(killed: str) -> None:
     tools = tools_of("calculator")
     tools.ask("a", 0, (Turn(text="!12"),))
     answered(tools, 1)
-    [child] = [process for process in psutil.Process().children() if is_stepper(process)]
-    child.send_signal(signal.SIGSTOP)
+    outer, steps = child_that_steps()
+    steps.send_signal(signal.SIGSTOP)
     tools.ask("b", 0, (Turn(text="!12"),))
     assert tools.answers() == []
-    child.send_signal(signal.SIGKILL)
+    (steps if killed == "the one that steps" else outer).send_signal(signal.SIGKILL)
     [lost] = answered(tools, 1)
     assert (lost.key, lost.outcome.kind) == ("b", "lost")
+    wait_until(lambda: not lives(steps) and not lives(outer), 10, "the end of both")
     tools.ask("b", 0, (Turn(text="!12"),))
     assert answered(tools, 1)[0].outcome.kind == "value"
     tools.close()
 
 
-def test_steps_sent_ahead_to_a_killed_process_are_taken_by_the_next() -> None:
+@WHICH
+def test_steps_sent_ahead_to_a_killed_process_are_taken_by_the_next(killed: str) -> None:
     tools = tools_of("calculator")
     tools.ask("a", 0, (Turn(text="!12"),))
     answered(tools, 1)
-    [child] = [process for process in psutil.Process().children() if is_stepper(process)]
-    child.send_signal(signal.SIGSTOP)
+    outer, steps = child_that_steps()
+    steps.send_signal(signal.SIGSTOP)
     for key in ("b", "c", "d", "e"):
         tools.ask(key, 0, (Turn(text="!12"),))
     assert tools.answers() == []
     tools.cancel("d")
-    child.send_signal(signal.SIGKILL)
+    (steps if killed == "the one that steps" else outer).send_signal(signal.SIGKILL)
     found = {one.key: one.outcome.kind for one in answered(tools, 3)}
     assert found == {"b": "lost", "c": "value", "e": "value"}
     tools.close()
