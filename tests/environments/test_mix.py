@@ -63,7 +63,13 @@ def test_a_mix_is_as_foreign_as_its_strangest_part() -> None:
         False,
         False,
     )
-    assert (reaches_network(task(CHARACTERS, own)), runs_foreign_code(task(CHARACTERS, gym))) == (True, True)
+    mixed = task(CHARACTERS, own)
+    given = mixed.model_copy(update={"network": True})
+    assert (reaches_network(mixed), reaches_network(given)) == (False, True)
+    assert (runs_foreign_code(mixed), runs_foreign_code(task(CHARACTERS, gym))) == (True, True)
+    asks = {"environment": "http", "options": {"url": "http://h:1"}}
+    assert reaches_network(task(CHARACTERS, asks))
+    assert not reaches_network(task(CHARACTERS, CALCULATOR).model_copy(update={"network": True}))
     (found,) = validate(task(CHARACTERS, gym), RewardSpec(memory_mb=64))
     assert found.path == "reward.memory_mb"
     (wrong,) = validate(
