@@ -49,3 +49,19 @@ def test_one_request_fits_into_the_budget() -> None:
 @pytest.mark.parametrize("url", ["http://:80/x", "http://h:x/", "http://h:70000/", "http://[h/"])
 def test_a_url_that_nobody_can_be_asked_at(url: str) -> None:
     assert found(JUDGE | {"url": url}) == [("reward.url", "http://host:port/path")]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:canary@[h/", "http://:canary@:80/", "http://h/?token=canary", "http://user@h:x/"]
+)
+def test_a_secret_in_a_url_is_refused_though_it_be_a_bad_one(url: str) -> None:
+    told = found(JUDGE | {"url": url})
+    assert {path for path, _ in told} == {"reward.url"}
+    assert all(hint for _, hint in told)
+
+
+def test_an_option_that_is_no_url_is_told_once() -> None:
+    task = {"environment": "http", "options": {"url": "http://[h/"}}
+    spec = {"name": "asked", "model": {"name": "tiny-dense"}, "task": task}
+    told = [(problem.path, problem.hint) for problem in problems(JobSpec.model_validate(spec))]
+    assert told == [("task.options.url", "http://host:port/path")]
