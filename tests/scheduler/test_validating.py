@@ -10,7 +10,7 @@ import psutil
 import pytest
 from climber import GO
 from installation import Installation
-from waiting import wait_until
+from waiting import lives, wait_until
 
 from syncline.contract import events as e
 from syncline.runtime import validations
@@ -31,11 +31,11 @@ def here(installation: Installation) -> Iterator[Installation]:
     installation.end_jobs()
 
 
-def climbs(here: Installation, job: str, does: str, wait: float = 60.0) -> int:
-    """Submit a job that must pass levels 1 and 2; the pid of what climbs."""
+def climbs(here: Installation, job: str, does: str, wait: float = 60.0) -> psutil.Process:
+    """Submit a job that must pass levels 1 and 2; what climbs."""
     here.submit(job, name=does, spec={"validation": {"before_start": [1, 2], "wait": wait}})
     wait_until(lambda: here.field(job, "state") == "validating", 30, "the climb")
-    return int(wait_until(lambda: process_of(here, job), 30, "the process that climbs"))
+    return psutil.Process(wait_until(lambda: process_of(here, job), 30, "the process that climbs"))
 
 
 def process_of(here: Installation, job: str) -> int | None:
@@ -60,7 +60,7 @@ def refused(here: Installation, job: str) -> str:
 def test_levels_that_hold_let_the_job_start_and_a_killed_scheduler_finds_the_climb(
     here: Installation, job: str
 ) -> None:
-    pid = climbs(here, job, "holds")
+    climb = climbs(here, job, "holds")
 
     def far() -> list[dict[str, Any]]:
         return [w for w in json.loads(here.field(job, "waits") or "[]") if "climbs level 2" in w["detail"]]
@@ -70,11 +70,11 @@ def test_levels_that_hold_let_the_job_start_and_a_killed_scheduler_finds_the_cli
     assert wait["deadline"] == pytest.approx(wait["since"] + 60)
     assert "validation 1 climbs level 2 (quantizer and converter) of 1, 2; 1 hold" in wait["detail"]
     here.replace()
-    wait_until(lambda: here.scheduler is not None and process_of(here, job) == pid, 30, "its adoption")
+    wait_until(lambda: here.scheduler is not None and process_of(here, job) == climb.pid, 30, "its adoption")
     go(here, job)
     here.check(job)
     assert validations.numbers(here.runs / job) == [1]
-    assert not psutil.pid_exists(pid)
+    assert not lives(climb)
 
 
 def test_a_level_that_fails_ends_the_job_by_its_name(here: Installation, job: str) -> None:
@@ -99,9 +99,9 @@ def test_what_cannot_be_climbed_is_no_pass(here: Installation, job: str, does: s
 
 
 def test_a_climb_that_takes_too_long_or_is_stopped_is_no_pass(here: Installation, job: str) -> None:
-    pid = climbs(here, job, "holds", wait=1.5)
+    climb = climbs(here, job, "holds", wait=1.5)
     assert "not over after 1.5 s" in refused(here, job)
-    assert not psutil.pid_exists(pid)
+    assert not lives(climb)
     other = f"j{'f' * 10}"
     climbs(here, other, "holds")
     validations.cancel(here.runs / other, 1)
@@ -111,12 +111,12 @@ def test_a_climb_that_takes_too_long_or_is_stopped_is_no_pass(here: Installation
 def test_a_job_is_cancelled_while_it_is_validated_and_others_wait_for_it(
     here: Installation, job: str
 ) -> None:
-    pid = climbs(here, job, "holds")
+    climb = climbs(here, job, "holds")
     second = f"j{'e' * 10}"
     here.submit(second, updates=1)
     wait_until(lambda: job in here.field(second, "reason"), 30, "why the second one waits")
     here.ask(job, "pause")
     here.ask(job, "cancel")
     assert here.ended(job) == "cancelled"
-    assert not psutil.pid_exists(pid)
+    assert not lives(climb)
     assert here.ended(second) == "succeeded"
