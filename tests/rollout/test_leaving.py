@@ -16,6 +16,9 @@ from syncline.contract.streams import CLAIMS, HEARTBEAT
 from syncline.runtime.bus import unpack
 
 IDLE = 300.0  # seconds of silence before others take over: more than a test may take
+# at this pace they take w0 half a minute, and w1, or a w0 that was told to stop, a second
+LONG = {"max_tokens": 400, "length_median": 400, "length_sigma": 0.1}
+SLOW = {"pace": [0.02, 1.0]}
 
 
 def samples(w: World) -> bool:
@@ -25,8 +28,8 @@ def samples(w: World) -> bool:
 
 def test_a_worker_told_to_stop_hands_back_what_it_holds(redis_url: str, job: str, tmp_path: Path) -> None:
     """Others take it at once, and not when they would have had to think it dead."""
-    pace, limits = {"pace": [0.05, 1.0]}, {"worker_idle": IDLE}
-    with world(redis_url, job, tmp_path, rollout=pace, limits=limits) as w:
+    limits = {"worker_idle": IDLE}
+    with world(redis_url, job, tmp_path, rollout=SLOW, sampling=LONG, limits=limits) as w:
         process = w.start("w0")
         w.phase()
         w.install(0)
@@ -42,13 +45,15 @@ def test_a_worker_told_to_stop_hands_back_what_it_holds(redis_url: str, job: str
 
 
 def test_a_worker_with_time_to_drain_ends_what_it_began(redis_url: str, job: str, tmp_path: Path) -> None:
-    with world(redis_url, job, tmp_path, rollout={"pace": [0.3, 1.0]}, limits={"worker_idle": IDLE}) as w:
+    limits = {"worker_idle": IDLE}
+    with world(redis_url, job, tmp_path, rollout=SLOW, sampling=LONG, limits=limits) as w:
         w.settings = msgspec.structs.replace(w.settings, drain=60.0)
         process = w.start("w0")
         w.phase()
         w.install(0)
         wanted = w.submit(3)
         wait_until(lambda: samples(w), 30, "w0 samples")
+        assert not w.published(), "what it began is under way"
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         begun = {entry.trajectory for entry in w.ledger.entries(wanted).values() if entry.worker == "w0"}

@@ -87,7 +87,7 @@ def test_while_tokens_are_sampled_probes_are_answered_between_steps(
 ) -> None:
     slow = {
         "sampling": {"length_median": 60, "length_sigma": 0.1, "max_tokens": 80},
-        "rollout": {"pace": [0.05, 1]},
+        "rollout": {"pace": [0.02, 1]},
     }
     with world(redis_url, job, tmp_path, **slow) as w:
         w.start()

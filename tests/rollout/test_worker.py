@@ -17,6 +17,12 @@ from syncline.contract.version_path import VersionId
 from syncline.runtime.ledger import LedgerEntry
 from syncline.runtime.trace_store import spans_of
 
+# two groups take a worker of this pace some seconds: time to see that they run
+SLOW = {
+    "sampling": {"length_median": 60, "length_sigma": 0.1, "max_tokens": 80},
+    "rollout": {"pace": [0.02, 1]},
+}
+
 
 def judge(w: World, t: Trajectory) -> None:
     """The record's log-probs are those of the versions that its spans name."""
@@ -90,11 +96,7 @@ def test_a_version_whose_canary_disagrees_is_never_served(redis_url: str, job: s
 
 
 def test_versions_come_while_requests_run_and_spans_say_so(redis_url: str, job: str, tmp_path: Path) -> None:
-    slow = {
-        "sampling": {"length_median": 60, "length_sigma": 0.1, "max_tokens": 80},
-        "rollout": {"pace": [0.02, 1]},
-    }
-    with world(redis_url, job, tmp_path, schedule={"in_flight": "in_place"}, **slow) as w:
+    with world(redis_url, job, tmp_path, schedule={"in_flight": "in_place"}, **SLOW) as w:
         w.start()
         w.phase()
         w.install(0)
@@ -132,7 +134,12 @@ def test_sleep_and_wake_are_acknowledged_with_their_order(redis_url: str, job: s
         assert {t.trajectory for t in w.published()} >= set(more)
 
 
-TURNS = {"environment": "calculator"}  # a task whose records hold turns
+# a task whose records hold turns, each of which takes a slow worker some seconds
+TURNS = {
+    "task": {"environment": "calculator"},
+    "sampling": {"length_median": 30, "length_sigma": 0.1},
+    "rollout": {"pace": [0.02, 1]},
+}
 
 
 def moved(records: Iterable[Trajectory]) -> dict[int, set[str]]:
@@ -144,7 +151,7 @@ def moved(records: Iterable[Trajectory]) -> dict[int, set[str]]:
 
 
 def test_a_killed_workers_requests_are_sampled_again(redis_url: str, job: str, tmp_path: Path) -> None:
-    with world(redis_url, job, tmp_path, rollout={"pace": [0.05, 1.0]}, task=TURNS) as w:
+    with world(redis_url, job, tmp_path, **TURNS) as w:
         process = w.start("w0")
         w.phase()
         w.install(0)
@@ -161,7 +168,7 @@ def test_a_killed_workers_requests_are_sampled_again(redis_url: str, job: str, t
 
 
 def test_a_silent_workers_requests_are_taken_over(redis_url: str, job: str, tmp_path: Path) -> None:
-    with world(redis_url, job, tmp_path, rollout={"pace": [0.05, 1.0]}, task=TURNS) as w:
+    with world(redis_url, job, tmp_path, **TURNS) as w:
         process = w.start("w0")
         w.start("w1")
         w.phase()
