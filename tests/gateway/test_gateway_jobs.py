@@ -13,7 +13,7 @@ from serving import SPEC, Server, problem
 
 from syncline.contract.events import Phase, Request, Wait
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import JOB, METRICS, PHASE, REQUESTS
+from syncline.contract.streams import EVALUATIONS, JOB, METRICS, PHASE, REQUESTS, Key
 from syncline.runtime.bus import pack, unpack
 
 ABSENT = "j" + "0" * 10
@@ -61,6 +61,97 @@ def test_jobs_are_listed_newest_first_in_pages(server: Server) -> None:
             break
     assert [job for job in seen if job in made] == made[::-1]
     assert len(seen) == len(set(seen))
+
+
+DAMAGED: list[tuple[str, dict[str, str | bytes], tuple[str, ...], str, str]] = [
+    # what is written over, what is taken away, the state shown, and what the reason names
+    ("no spec", {}, ("spec",), "queued", "spec: is missing"),
+    ("a spec that is no JSON", {"spec": "{no"}, (), "queued", "spec: 1 problems"),
+    ("a spec that is no text", {"spec": b"\xff"}, (), "queued", "spec: 1 problems"),
+    ("no hash of the spec", {}, ("spec_hash",), "queued", "spec_hash: is missing"),
+    ("no state", {}, ("state",), "failed", "state: is missing"),
+    ("an unknown state", {"state": "asleep"}, (), "failed", "state: "),
+    ("a state with a quote", {"state": 'run"ning'}, (), "failed", "state: "),
+    ("a time that is no number", {"state": "running", "started": "noon"}, (), "running", "started: "),
+    ("a time without end", {"created": "inf"}, (), "queued", "created: "),
+    ("a reason that is no text", {"reason": b"\xff"}, (), "queued", "reason: "),
+    ("waits that are no list", {"waits": "{}"}, (), "queued", "waits: "),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "without", "state", "said"), [d[1:] for d in DAMAGED], ids=[d[0] for d in DAMAGED]
+)
+def test_a_record_that_cannot_be_read_hides_no_other(
+    server: Server, change: dict[str, str | bytes], without: tuple[str, ...], state: str, said: str
+) -> None:
+    older, damaged, newer = (server.submit(name=name) for name in ("older", "damaged", "newer"))
+    try:
+        if change:
+            server.bus.hset(JOB.at(damaged), dict(change))
+        if without:
+            server.bus.call("HDEL", JOB.at(damaged), *without)
+        listed = server.http.get("/v1/jobs", params={"limit": 3})
+        assert listed.status_code == 200, listed.text
+        items = listed.json()["items"]
+        assert [job["id"] for job in items] == [newer, damaged, older]
+        assert [job["name"] for job in items] == [
+            "newer",
+            "" if said.startswith("spec:") else "damaged",
+            "older",
+        ]
+        assert items[1]["state"] == state
+        assert items[1]["reason"].startswith(f"its record cannot be read: {JOB.at(damaged)} {said}")
+        assert items[0]["reason"] == items[2]["reason"] == ""
+        for answer in (
+            server.http.get(f"/v1/jobs/{damaged}"),
+            server.http.post(f"/v1/jobs/{damaged}/cancel"),
+        ):
+            body = problem(answer, 500)
+            assert body["type"].endswith(":record-unreadable")
+            assert f"{JOB.at(damaged)} {said}" in body["detail"]
+    finally:
+        server.bus.delete(JOB.at(damaged))
+
+
+@pytest.mark.parametrize("key", [METRICS, PHASE, EVALUATIONS], ids=lambda key: key.name)
+def test_progress_that_cannot_be_read_hides_no_other_job(server: Server, key: Key) -> None:
+    older, damaged, newer = (server.submit(name=name) for name in ("older", "damaged", "newer"))
+    try:
+        if key is METRICS:
+            server.bus.append(key.at(damaged), {b"m": b"\xc1"})
+        elif key is PHASE:
+            server.bus.set(key.at(damaged), b"\xc1")
+        else:
+            server.bus.hset(key.at(damaged), "0.1", b"{no")
+        items = server.http.get("/v1/jobs", params={"limit": 3}).json()["items"]
+        assert [(job["id"], job["name"]) for job in items] == [
+            (newer, "newer"),
+            (damaged, "damaged"),
+            (older, "older"),
+        ]
+        assert items[1]["state"] == "queued"
+        assert items[1]["reason"].startswith(f"its progress cannot be read: {key.at(damaged)}")
+        body = problem(server.http.get(f"/v1/jobs/{damaged}"), 500)
+        assert body["detail"].startswith(key.at(damaged))
+    finally:
+        server.bus.delete(key.at(damaged))
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other_job(server: Server) -> None:
+    older, damaged, newer = (server.submit(name=name) for name in ("older", "damaged", "newer"))
+    folder = server.settings.job_dir(damaged)
+    folder.mkdir()
+    (folder / "spec.json").write_text("{no")
+    server.bus.delete(JOB.at(damaged))
+    try:
+        items = server.http.get("/v1/jobs", params={"limit": 3}).json()["items"]
+        assert [job["id"] for job in items] == [newer, damaged, older]
+        assert items[1]["reason"].startswith(f"its record cannot be read: spec.json of {damaged}: ")
+        assert damaged in problem(server.http.get(f"/v1/jobs/{damaged}"), 500)["detail"]
+    finally:
+        (folder / "spec.json").unlink()
+        folder.rmdir()
 
 
 def test_a_strange_cursor_is_refused(server: Server) -> None:

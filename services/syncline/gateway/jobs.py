@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from syncline.contract.events import Mode
 from syncline.contract.spec_text import strict_json
-from syncline.contract.streams import JOB
 from syncline.gateway import addresses, examples, held_out, precision_plan
 from syncline.gateway.access import Gateway, Here, Limit, TheJob, TheWho, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
+from syncline.gateway.listing import listed
 from syncline.gateway.records import (
     JobRecord,
     Progress,
-    brief,
     find,
-    from_fields,
     progress_of,
     progress_on_disk,
+    replies_of,
     view,
 )
 from syncline.gateway.shapes import Accepted, JobPage, JobView
 from syncline.gateway.submission import ask, ended, read_spec, submit
 from syncline.runtime.bus import Bus
-from syncline.runtime.settings import Settings
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(only_known_parameters)])
 
@@ -107,7 +105,7 @@ def list_jobs(
     limit: Limit = 50,
     after: Annotated[str | None, Query(description="`next` of the last page")] = None,
 ) -> Response:
-    """Jobs, newest first; those too that only their folder still knows."""
+    """Jobs, newest first; those too that only their folder still knows, and those whose record cannot be read."""
     known, places = here.history.visible(who)
     start = 0
     if after is not None:
@@ -116,10 +114,7 @@ def list_jobs(
             fault = Fault(path="after", message="names no job of this listing", hint="give `next` of a page")
             raise Refusal(422, "parameter-refused", f"after: {fault.message}", errors=(fault,))
     page = [job for job, _ in known[start : start + limit]]
-    records = _records(here.bus, here.settings, page)
-    recorded = [record.id for record in records if record.recorded]
-    progress = dict(zip(recorded, progress_of(here.bus, recorded), strict=True))
-    items = [brief(record, progress.get(record.id) or progress_on_disk(record)) for record in records]
+    items = listed(here.bus, here.settings, page)
     return reply(JobPage(items=items, next=page[-1] if start + limit < len(known) else None))
 
 
@@ -185,22 +180,12 @@ def switch_job(record: TheJob, here: Here, body: Body) -> Response:
     return reply(Accepted(job=record.id, verb="switch", state=state), 202)  # type: ignore[arg-type]
 
 
-# ---- which jobs there are ---------------------------------------------------------------------------------
-def _records(bus: Bus, settings: Settings, jobs: list[str]) -> list[JobRecord]:
-    replies: list[Any] = bus.many([("HGETALL", JOB.at(job)) for job in jobs]) if jobs else []
-    records = []
-    for job, flat in zip(jobs, replies, strict=True):
-        record = from_fields(settings, job, dict(zip(flat[::2], flat[1::2], strict=True)))
-        record = record or find(bus, settings, job)
-        if record is not None:
-            records.append(record)
-    return records
-
-
 def _view(here: Gateway, record: JobRecord) -> JobView:
     told = precision_plan.brief(here.settings.models, record)
     return msgspec.structs.replace(view(record, _progress(here.bus, record)), precision=told)
 
 
 def _progress(bus: Bus, record: JobRecord) -> Progress:
-    return progress_of(bus, [record.id])[0] if record.recorded else progress_on_disk(record)
+    if not record.recorded:
+        return progress_on_disk(record)
+    return progress_of(record.id, replies_of(bus, [record.id])[record.id])

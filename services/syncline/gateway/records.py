@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import ValidationError
@@ -53,27 +54,34 @@ class _Summary(msgspec.Struct, frozen=True):
 
 def find(bus: Bus, settings: Settings, job: str) -> JobRecord | None:
     """The record of a well-formed job id, or None. Raises `BadMessage` for one that cannot be read."""
-    return from_fields(settings, job, bus.hgetall(JOB.at(job))) or _from_folder(settings, job)
+    return found_in(settings, job, bus.hgetall(JOB.at(job)))
+
+
+def found_in(settings: Settings, job: str, fields: dict[bytes, bytes]) -> JobRecord | None:
+    """`find`, the JOB hash having been read. One without a spec may be a forgotten job's: its folder knows it then."""
+    if b"spec" in fields:
+        return from_fields(settings, job, fields)
+    return _from_folder(settings, job) or from_fields(settings, job, fields)
 
 
 def from_fields(settings: Settings, job: str, fields: dict[bytes, bytes]) -> JobRecord | None:
-    """The record that the JOB hash holds, or None for an empty one."""
-    if b"spec" not in fields:
+    """The record that the JOB hash holds, None for an empty one. Raises `BadMessage` naming the key and field."""
+    if not fields:
         return None
     return JobRecord(
         id=job,
-        spec=_spec(f"{JOB.at(job)} spec", fields[b"spec"]),
-        spec_hash=fields[b"spec_hash"].decode(),
-        state=_decoded(f"{JOB.at(job)} state", b'"%b"' % fields[b"state"], JobState),
-        reason=fields.get(b"reason", b"").decode(),
+        spec=spec_of(job, fields),
+        spec_hash=_text(job, b"spec_hash", _there(job, fields, b"spec_hash")),
+        state=state_of(job, fields),
+        reason=_text(job, b"reason", fields.get(b"reason", b"")),
         waits=_decoded(f"{JOB.at(job)} waits", fields.get(b"waits") or b"[]", tuple[Wait, ...]),
-        created=_time(fields, b"created"),
-        started=_time(fields, b"started"),
-        ended=_time(fields, b"ended"),
+        created=time_of(job, fields, b"created"),
+        started=time_of(job, fields, b"started"),
+        ended=time_of(job, fields, b"ended"),
         recorded=True,
         folder=settings.job_dir(job),
-        alarm=fields.get(b"alarm", b"").decode(),
-        sandbox=fields.get(b"sandbox", b"").decode(),
+        alarm=_text(job, b"alarm", fields.get(b"alarm", b"")),
+        sandbox=_text(job, b"sandbox", fields.get(b"sandbox", b"")),
         prompts=_decoded(f"{JOB.at(job)} prompts", fields.get(b"prompts") or b"{}", PromptAccount),
     )
 
@@ -119,9 +127,50 @@ def _decoded(where: str, text: bytes, type: Any) -> Any:
         raise BadMessage(f"{where}: {error}") from None
 
 
-def _time(fields: dict[bytes, bytes], name: bytes) -> float | None:
+def spec_of(job: str, fields: dict[bytes, bytes]) -> JobSpec:
+    """The spec in the JOB hash. Raises `BadMessage` for none, or one that is not valid."""
+    return _spec(f"{JOB.at(job)} spec", _there(job, fields, b"spec"))
+
+
+def state_of(job: str, fields: dict[bytes, bytes]) -> JobState:
+    """The state in the JOB hash. Raises `BadMessage` for none, or none that there is."""
+    text = _text(job, b"state", _there(job, fields, b"state"))
+    try:
+        told: JobState = msgspec.convert(text, JobState)
+    except msgspec.ValidationError as error:
+        raise BadMessage(f"{JOB.at(job)} state: {error}") from None
+    return told
+
+
+def time_of(job: str, fields: dict[bytes, bytes], name: bytes) -> float | None:
+    """Wall-clock unix seconds in a field of the JOB hash, None: not yet. Raises `BadMessage` for what is no time."""
     text = fields.get(name)
-    return float(text) if text else None
+    if not text:
+        return None
+    try:
+        told = float(text)
+    except ValueError:
+        told = math.nan
+    if not math.isfinite(told):
+        raise BadMessage(f"{JOB.at(job)} {name.decode()}: {text[:40]!r} is no time")
+    return told
+
+
+def _there(job: str, fields: dict[bytes, bytes], name: bytes) -> bytes:
+    try:
+        return fields[name]
+    except KeyError:
+        raise BadMessage(f"{JOB.at(job)} {name.decode()}: is missing") from None
+
+
+def _text(job: str, name: bytes, text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise BadMessage(f"{JOB.at(job)} {name.decode()}: {error}") from None
+
+
+_Told = TypeVar("_Told", Phase, UpdateMetrics)
 
 
 # ---- as people see it -------------------------------------------------------------------------------------
@@ -133,8 +182,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: tuple[Evaluation, ...] = ()
 
 
-def progress_of(bus: Bus, jobs: list[str]) -> list[Progress]:
-    """Of each job, in one round trip."""
+Replies = tuple[bytes | None, list[Any], list[bytes]]
+"""What Redis answered of one job: its phase, its newest metrics, its evaluations."""
+
+
+def replies_of(bus: Bus, jobs: list[str]) -> dict[str, Replies]:
+    """Of each job, in one round trip; nothing is decoded yet, so that one job's fault stays its own."""
     commands = [
         c
         for job in jobs
@@ -145,16 +198,17 @@ def progress_of(bus: Bus, jobs: list[str]) -> list[Progress]:
         )
     ]
     replies = bus.many(commands) if commands else []
-    found = []
-    for phase, rows, told in zip(replies[::3], replies[1::3], replies[2::3], strict=True):
-        found.append(
-            Progress(
-                phase=unpack(phase, Phase) if phase else None,
-                last=unpack(rows[0][1][1], UpdateMetrics) if rows else None,
-                evaluations=tuple(sorted(map(_evaluation, told), key=lambda one: one.when)),
-            )
-        )
-    return found
+    return dict(zip(jobs, zip(replies[::3], replies[1::3], replies[2::3], strict=True), strict=True))
+
+
+def progress_of(job: str, replies: Replies) -> Progress:
+    """What the replies tell. Raises `BadMessage` naming the key that cannot be read."""
+    phase, rows, told = replies
+    return Progress(
+        phase=_unpacked(PHASE.at(job), phase, Phase) if phase else None,
+        last=_unpacked(METRICS.at(job), rows[0][1][1], UpdateMetrics) if rows else None,
+        evaluations=tuple(sorted((_evaluation(job, one) for one in told), key=lambda one: one.when)),
+    )
 
 
 def progress_on_disk(record: JobRecord) -> Progress:
@@ -162,11 +216,18 @@ def progress_on_disk(record: JobRecord) -> Progress:
     return Progress(phase=None, last=None, evaluations=tuple(kept(record.folder)))
 
 
-def _evaluation(told: bytes) -> Evaluation:
+def _unpacked(key: str, raw: bytes, kind: type[_Told]) -> _Told:
+    try:
+        return unpack(raw, kind)
+    except BadMessage as error:
+        raise BadMessage(f"{key}: {error}") from None
+
+
+def _evaluation(job: str, told: bytes) -> Evaluation:
     try:
         return decoded(told)
     except msgspec.MsgspecError as error:
-        raise BadMessage(f"{EVALUATIONS.name}: {error}") from None
+        raise BadMessage(f"{EVALUATIONS.at(job)}: {error}") from None
 
 
 def brief(record: JobRecord, progress: Progress) -> JobBrief:

@@ -91,10 +91,10 @@ def _ended(bus: Bus, jobs: list[str]) -> Iterator[str]:
 
 def _report(bus: Bus, settings: Settings, job: str) -> bool:
     """Write the report of an ended job. False: its ledger has not settled. Raises `OSError` of its folder."""
-    record = find(bus, settings, job)
-    if record is None or (record.folder / SUMMARY).exists():
-        return True
     try:
+        record = find(bus, settings, job)
+        if record is None or (record.folder / SUMMARY).exists():
+            return True
         evidence = gather(bus, record)
     except (BadMessage, segments.BadSegment) as error:
         _LOG.error("no report of %s: %s", job, error)

@@ -30,7 +30,7 @@ from syncline.contract.tracking_spec import Tracker
 from syncline.gateway.records import find
 from syncline.gateway.tracker import read_told
 from syncline.gateway.tracking_writers import EXTRAS
-from syncline.runtime.bus import Bus
+from syncline.runtime.bus import BadMessage, Bus
 from syncline.runtime.settings import Settings
 
 INTERVAL = 1.0
@@ -111,7 +111,12 @@ class Trackers:
             ).is_dir():  # looked at first: thousands may wait, and a spec is long
                 return ()
             state = (bus.hget(JOB.at(job), "state") or b"").decode()
-            record = find(bus, self._settings, job)
+            try:
+                record = find(bus, self._settings, job)
+            except BadMessage as error:  # told once: no other job's trackers wait for it
+                _LOG.error("no trackers of %s: %s", job, error)
+                self._wanted[job] = ()
+                return ()
             if record is None:
                 return ()
             wanted = record.spec.tracking.trackers()
