@@ -11,6 +11,7 @@ import pytest
 from proxy import Proxy
 from waiting import wait_until
 
+from syncline.contract.streams import PREFIX
 from syncline.runtime.bus import Bus
 
 KEYS = 100
@@ -32,7 +33,7 @@ def test_replies_are_the_askers_own_while_connections_are_reset_and_slow(
     bus._pool.connection_kwargs["socket_timeout"] = (
         0.1  # the proxy holds replies back for longer, now and then
     )
-    names = [f"cross:{job}:{number}" for number in range(KEYS)]
+    names = [f"{PREFIX}:{{{job}}}:cross:{number}" for number in range(KEYS)]
     for name in names:
         direct.set(name, name, ttl=60)
     wrong: list[tuple[str, bytes | None]] = []

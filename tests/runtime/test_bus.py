@@ -14,6 +14,7 @@ from server import OwnServer, own_server
 from waiting import wait_until
 
 from syncline.contract.events import Drained, Event, Finished, WorkItem
+from syncline.contract.streams import PREFIX
 from syncline.contract.token_path import Reward
 from syncline.runtime.bus import BadMessage, Bus, BusDown, CommandRefused, Entry, UnsafeServer, pack, unpack
 
@@ -26,16 +27,22 @@ def bus(redis_url: str) -> Iterator[Bus]:
 
 
 @pytest.fixture
+def key(job: str) -> str:
+    """A fresh key, under the prefix that all keys of the product have: other suites look at all there are."""
+    return f"{PREFIX}:{{{job}}}:bus"
+
+
+@pytest.fixture
 def server() -> Iterator[OwnServer]:
     with own_server() as server:
         yield server
 
 
 # ---- messages -------------------------------------------------------------------------------------------------
-def test_a_message_comes_back_as_its_type(bus: Bus, job: str) -> None:
-    [item] = items(job, 0, 1)
-    id = bus.append(job, item)
-    [entry] = bus.read({job: "0"}, None)[job]
+def test_a_message_comes_back_as_its_type(bus: Bus, key: str) -> None:
+    [item] = items(key, 0, 1)
+    id = bus.append(key, item)
+    [entry] = bus.read({key: "0"}, None)[key]
     assert entry.id == id
     assert unpack(entry, WorkItem) == item
     assert unpack(pack(Finished(updates=3)), Event) == Finished(updates=3)
@@ -52,121 +59,121 @@ def test_a_bad_message_is_named_by_key_and_id() -> None:
 
 
 # ---- streams and groups ---------------------------------------------------------------------------------------
-def test_read_goes_on_after_a_cursor_and_waits_for_what_comes(bus: Bus, job: str) -> None:
-    other = job + "b"
-    first = bus.append(job, {b"a": b"1"})
-    assert bus.last_id(job) == first
+def test_read_goes_on_after_a_cursor_and_waits_for_what_comes(bus: Bus, key: str) -> None:
+    other = key + "b"
+    first = bus.append(key, {b"a": b"1"})
+    assert bus.last_id(key) == first
     assert bus.last_id(other) == "0"
-    assert bus.read({job: first, other: "0"}, 0.05) == {}
-    cursors = {job: bus.last_id(job), other: bus.last_id(other)}
+    assert bus.read({key: first, other: "0"}, 0.05) == {}
+    cursors = {key: bus.last_id(key), other: bus.last_id(other)}
     late = threading.Timer(0.1, lambda: bus.append(other, {b"a": b"2"}))
     late.start()
     assert [e.fields for e in bus.read(cursors, 20.0)[other]] == [{b"a": b"2"}]
     late.join()
     with pytest.raises(ValueError, match="no entry id"):
-        bus.read({job: "$"}, None)
+        bus.read({key: "$"}, None)
 
 
-def test_a_group_delivers_once_and_keeps_what_is_not_acknowledged(bus: Bus, job: str) -> None:
-    ids = [bus.append(job, {b"n": b"%d" % n}) for n in range(5)]
-    bus.ensure_group(job, "g")
-    bus.ensure_group(job, "g")
-    assert [e.id for e in bus.group_read(job, "g", "a", 2, None)] == ids[:2]
-    assert [e.id for e in bus.group_read(job, "g", "b", 9, None)] == ids[2:]
-    assert bus.group_read(job, "g", "a", 9, 0.02) == []
-    assert [e.id for e in bus.group_pending(job, "g", "a")] == ids[:2]
-    assert bus.group_pending_count(job, "g") == 5
-    assert bus.ack(job, "g", ids[:1]) == 1
-    assert bus.ack(job, "g", ids[:1]) == 0
-    assert bus.ack(job, "g", ids[1:2], delete=False) == 1
-    assert bus.group_pending(job, "g", "a") == []
-    assert [e.id for e in bus.range(job)] == ids[1:]
+def test_a_group_delivers_once_and_keeps_what_is_not_acknowledged(bus: Bus, key: str) -> None:
+    ids = [bus.append(key, {b"n": b"%d" % n}) for n in range(5)]
+    bus.ensure_group(key, "g")
+    bus.ensure_group(key, "g")
+    assert [e.id for e in bus.group_read(key, "g", "a", 2, None)] == ids[:2]
+    assert [e.id for e in bus.group_read(key, "g", "b", 9, None)] == ids[2:]
+    assert bus.group_read(key, "g", "a", 9, 0.02) == []
+    assert [e.id for e in bus.group_pending(key, "g", "a")] == ids[:2]
+    assert bus.group_pending_count(key, "g") == 5
+    assert bus.ack(key, "g", ids[:1]) == 1
+    assert bus.ack(key, "g", ids[:1]) == 0
+    assert bus.ack(key, "g", ids[1:2], delete=False) == 1
+    assert bus.group_pending(key, "g", "a") == []
+    assert [e.id for e in bus.range(key)] == ids[1:]
 
 
-def test_a_long_history_comes_back_whole_and_in_order(bus: Bus, job: str) -> None:
-    ids = [bus.append(job, {b"n": b"1"}) for _ in range(600)]
-    assert len(bus.group_read(job, "g", "a", 1000, None)) == 600
-    assert [e.id for e in bus.group_pending(job, "g", "a")] == ids
+def test_a_long_history_comes_back_whole_and_in_order(bus: Bus, key: str) -> None:
+    ids = [bus.append(key, {b"n": b"1"}) for _ in range(600)]
+    assert len(bus.group_read(key, "g", "a", 1000, None)) == 600
+    assert [e.id for e in bus.group_pending(key, "g", "a")] == ids
 
 
-def test_only_a_silent_consumer_s_entries_are_taken_over(bus: Bus, job: str) -> None:
-    ids = [bus.append(job, {b"n": b"1"}) for _ in range(4)]
-    bus.group_read(job, "g", "dead", 2, None)
-    bus.group_read(job, "g", "alive", 2, None)
+def test_only_a_silent_consumer_s_entries_are_taken_over(bus: Bus, key: str) -> None:
+    ids = [bus.append(key, {b"n": b"1"}) for _ in range(4)]
+    bus.group_read(key, "g", "dead", 2, None)
+    bus.group_read(key, "g", "alive", 2, None)
 
     def taken() -> list[str]:
-        bus.group_keep(job, "g", "alive", ids)
-        return [e.id for e in bus.group_take_over(job, "g", "heir", 0.3, 10)]
+        bus.group_keep(key, "g", "alive", ids)
+        return [e.id for e in bus.group_take_over(key, "g", "heir", 0.3, 10)]
 
     assert wait_until(taken, 10, "the dead consumer's entries were taken over") == ids[:2]
-    assert bus.group_keep(job, "g", "alive", ids) == ids[2:]
-    assert bus.group_keep(job, "g", "dead", ids) == []
-    assert bus.group_keep(job, "g", "heir", [*ids, "1-1"]) == ids[:2]
+    assert bus.group_keep(key, "g", "alive", ids) == ids[2:]
+    assert bus.group_keep(key, "g", "dead", ids) == []
+    assert bus.group_keep(key, "g", "heir", [*ids, "1-1"]) == ids[:2]
 
 
 @pytest.mark.parametrize("way", ["own history", "take over"])
-def test_a_tombstone_is_acknowledged_counted_and_named(bus: Bus, job: str, way: str) -> None:
-    ids = [bus.append(job, {b"n": b"%d" % n}) for n in range(3)]
-    bus.group_read(job, "g", "a", 3, None)
-    assert bus.delete_entries(job, [ids[1]]) == 1
+def test_a_tombstone_is_acknowledged_counted_and_named(bus: Bus, key: str, way: str) -> None:
+    ids = [bus.append(key, {b"n": b"%d" % n}) for n in range(3)]
+    bus.group_read(key, "g", "a", 3, None)
+    assert bus.delete_entries(key, [ids[1]]) == 1
     again = Bus(bus.url)
     if way == "own history":
-        taken = again.group_pending(job, "g", "a")
+        taken = again.group_pending(key, "g", "a")
     else:
-        taken = again.group_take_over(job, "g", "b", 0.0, 10)
+        taken = again.group_take_over(key, "g", "b", 0.0, 10)
     assert [e.id for e in taken] == [ids[0], ids[2]]
     assert taken.deleted == (ids[1],)
     assert again.tombstones == 1
-    assert again.group_pending_count(job, "g") == 2
-    assert again.group_pending(job, "g", "a").deleted == ()
+    assert again.group_pending_count(key, "g") == 2
+    assert again.group_pending(key, "g", "a").deleted == ()
 
 
-def test_a_capped_stream_keeps_its_newest(bus: Bus, job: str) -> None:
+def test_a_capped_stream_keeps_its_newest(bus: Bus, key: str) -> None:
     for n in range(500):
-        bus.append(job, {b"n": b"%d" % n}, cap=100)
-    assert 100 <= bus.length(job) < 300
-    assert bus.range(job)[-1].fields == {b"n": b"499"}
-    [newest] = bus.range(job, bus.last_id(job))
-    assert bus.trim(job, newest.id) > 0
-    assert bus.range(job) == [newest]
+        bus.append(key, {b"n": b"%d" % n}, cap=100)
+    assert 100 <= bus.length(key) < 300
+    assert bus.range(key)[-1].fields == {b"n": b"499"}
+    [newest] = bus.range(key, bus.last_id(key))
+    assert bus.trim(key, newest.id) > 0
+    assert bus.range(key) == [newest]
 
 
-def test_keys(bus: Bus, job: str) -> None:
-    assert bus.get(job) is None
-    assert bus.set(job, "a", ttl=60)
-    assert not bus.set(job, "b", only_new=True)
-    assert (bus.get(job), bus.exists(job)) == (b"a", True)
-    assert bus.delete(job) == 1
-    bus.hset(job, {"a": 1, b"b": b"x"})
-    bus.hset(job, "c", 2.5)
-    assert bus.hgetall(job) == {b"a": b"1", b"b": b"x", b"c": b"2.5"}
-    assert bus.hmget(job, ["a", "z"]) == [b"1", None]
-    assert (bus.hincrby(job, "a", 2), bus.hlen(job), bus.hdel(job, "a", "z")) == (3, 3, 1)
-    assert bus.zadd(job + "z", {"m": 2, "l": 1}) == 2
-    assert bus.zrange(job + "z") == [b"l", b"m"]
-    assert bus.zrange(job + "z", 0, 0, reverse=True) == [b"m"]
-    assert bus.zscores(job + "z") == [(b"l", 1.0), (b"m", 2.0)]
-    assert (bus.zrem(job + "z", "l"), bus.zcard(job + "z")) == (1, 1)
+def test_keys(bus: Bus, key: str) -> None:
+    assert bus.get(key) is None
+    assert bus.set(key, "a", ttl=60)
+    assert not bus.set(key, "b", only_new=True)
+    assert (bus.get(key), bus.exists(key)) == (b"a", True)
+    assert bus.delete(key) == 1
+    bus.hset(key, {"a": 1, b"b": b"x"})
+    bus.hset(key, "c", 2.5)
+    assert bus.hgetall(key) == {b"a": b"1", b"b": b"x", b"c": b"2.5"}
+    assert bus.hmget(key, ["a", "z"]) == [b"1", None]
+    assert (bus.hincrby(key, "a", 2), bus.hlen(key), bus.hdel(key, "a", "z")) == (3, 3, 1)
+    assert bus.zadd(key + "z", {"m": 2, "l": 1}) == 2
+    assert bus.zrange(key + "z") == [b"l", b"m"]
+    assert bus.zrange(key + "z", 0, 0, reverse=True) == [b"m"]
+    assert bus.zscores(key + "z") == [(b"l", 1.0), (b"m", 2.0)]
+    assert (bus.zrem(key + "z", "l"), bus.zcard(key + "z")) == (1, 1)
     with pytest.raises(ValueError, match="no value"):
-        bus.hset(job, "c")
+        bus.hset(key, "c")
     with pytest.raises(CommandRefused, match="WRONGTYPE"):
-        bus.get(job)
-    assert bus.expire(job, 0.01)
-    wait_until(lambda: not bus.exists(job), 5, "the key expired")
-    assert not bus.expire(job, 0.01)
+        bus.get(key)
+    assert bus.expire(key, 0.01)
+    wait_until(lambda: not bus.exists(key), 5, "the key expired")
+    assert not bus.expire(key, 0.01)
 
 
-def test_threads_share_one_bus(bus: Bus, job: str) -> None:
+def test_threads_share_one_bus(bus: Bus, key: str) -> None:
     def count() -> None:
         for _ in range(200):
-            bus.hincrby(job, "n")
+            bus.hincrby(key, "n")
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert bus.hget(job, "n") == b"800"
+    assert bus.hget(key, "n") == b"800"
 
 
 # ---- faults ---------------------------------------------------------------------------------------------------
@@ -174,9 +181,9 @@ class Interrupted(BaseException):
     """As from a signal handler in the middle of anything."""
 
 
-def test_an_interrupted_command_leaves_no_reply_for_the_next_caller(bus: Bus, job: str) -> None:
+def test_an_interrupted_command_leaves_no_reply_for_the_next_caller(bus: Bus, key: str) -> None:
     for n in range(100):
-        bus.set(f"{job}-{n}", n)
+        bus.set(f"{key}-{n}", n)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Interrupted
@@ -188,15 +195,15 @@ def test_an_interrupted_command_leaves_no_reply_for_the_next_caller(bus: Bus, jo
             signal.setitimer(signal.ITIMER_REAL, 0.0002 * (1 + n % 7))
             try:
                 while True:
-                    assert bus.get(f"{job}-{n}") == b"%d" % n
-                    bus.read({f"{job}-none": "0"}, 0.002)
+                    assert bus.get(f"{key}-{n}") == b"%d" % n
+                    bus.read({f"{key}-none": "0"}, 0.002)
             except Interrupted:
                 interrupted += 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert interrupted == 100
-    assert [bus.get(f"{job}-{n}") for n in range(100)] == [b"%d" % n for n in range(100)]
+    assert [bus.get(f"{key}-{n}") for n in range(100)] == [b"%d" % n for n in range(100)]
 
 
 def goes_on(sent: list[str]) -> None:
@@ -204,14 +211,14 @@ def goes_on(sent: list[str]) -> None:
     wait_until(lambda: len(sent) >= wanted, 30, "entries were written")
 
 
-def test_a_server_killed_and_restarted_loses_nothing_it_acknowledged(server: OwnServer, job: str) -> None:
+def test_a_server_killed_and_restarted_loses_nothing_it_acknowledged(server: OwnServer, key: str) -> None:
     bus = Bus(server.url)
     sent: list[str] = []
     stop = threading.Event()
 
     def write() -> None:
         while not stop.is_set():
-            sent.append(bus.append(job, {b"n": b"%d" % len(sent)}))
+            sent.append(bus.append(key, {b"n": b"%d" % len(sent)}))
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -222,49 +229,49 @@ def test_a_server_killed_and_restarted_loses_nothing_it_acknowledged(server: Own
     goes_on(sent)
     stop.set()
     writer.join()
-    there = {entry.id for entry in bus.range(job)}
+    there = {entry.id for entry in bus.range(key)}
     assert there.issuperset(sent)
     assert len(there) - len(sent) <= 2  # a write whose reply was lost with the server is made again
     assert bus.reconnects >= 2
 
 
-def test_a_blocked_reader_outlives_the_server(server: OwnServer, job: str) -> None:
+def test_a_blocked_reader_outlives_the_server(server: OwnServer, key: str) -> None:
     reader, writer = Bus(server.url), Bus(server.url)
-    writer.ensure_group(job, "g")
+    writer.ensure_group(key, "g")
     got: list[Entry] = []
-    thread = threading.Thread(target=lambda: got.extend(reader.group_read(job, "g", "a", 10, 60.0)))
+    thread = threading.Thread(target=lambda: got.extend(reader.group_read(key, "g", "a", 10, 60.0)))
     thread.start()
     wait_until(lambda: b"cmd=xreadgroup" in writer.call("CLIENT", "LIST"), 10, "the reader is blocked")
     server.kill()
     server.start()
-    id = writer.append(job, {b"a": b"1"})
+    id = writer.append(key, {b"a": b"1"})
     thread.join(30)
     assert [entry.id for entry in got] == [id]
 
 
-def test_a_flushed_server_gets_its_group_back_from_the_beginning(server: OwnServer, job: str) -> None:
+def test_a_flushed_server_gets_its_group_back_from_the_beginning(server: OwnServer, key: str) -> None:
     bus = Bus(server.url)
-    bus.append(job, {b"n": b"old"})
-    bus.group_read(job, "g", "a", 10, None)
+    bus.append(key, {b"n": b"old"})
+    bus.group_read(key, "g", "a", 10, None)
     bus.call("FLUSHALL")
-    before_the_group = bus.append(job, {b"n": b"new"})
-    assert [e.id for e in bus.group_read(job, "g", "a", 10, None)] == [before_the_group]
+    before_the_group = bus.append(key, {b"n": b"new"})
+    assert [e.id for e in bus.group_read(key, "g", "a", 10, None)] == [before_the_group]
     bus.call("FLUSHALL")
-    assert bus.group_pending(job, "g", "a") == []
-    assert bus.group_take_over(job, "g", "a", 0.0, 10) == []
+    assert bus.group_pending(key, "g", "a") == []
+    assert bus.group_take_over(key, "g", "a", 0.0, 10) == []
     assert bus.groups_recreated == 3  # once at the first read, and once for each flush
-    assert bus.script("return redis.call('GET', KEYS[1])")([job + "x"], []) is None
+    assert bus.script("return redis.call('GET', KEYS[1])")([key + "x"], []) is None
 
 
-def test_a_flush_under_a_blocked_reader(server: OwnServer, job: str) -> None:
+def test_a_flush_under_a_blocked_reader(server: OwnServer, key: str) -> None:
     reader, writer = Bus(server.url), Bus(server.url)
-    writer.ensure_group(job, "g")
+    writer.ensure_group(key, "g")
     got: list[Entry] = []
-    thread = threading.Thread(target=lambda: got.extend(reader.group_read(job, "g", "a", 10, 60.0)))
+    thread = threading.Thread(target=lambda: got.extend(reader.group_read(key, "g", "a", 10, 60.0)))
     thread.start()
     wait_until(lambda: b"cmd=xreadgroup" in writer.call("CLIENT", "LIST"), 10, "the reader is blocked")
     writer.call("FLUSHALL")
-    id = writer.append(job, {b"a": b"1"})
+    id = writer.append(key, {b"a": b"1"})
     thread.join(30)
     assert [entry.id for entry in got] == [id]
 
@@ -297,15 +304,15 @@ def test_a_wrong_password_is_not_tried_for_a_minute(server: OwnServer) -> None:
     assert Bus(server.url.replace("unix://", "unix://:right@")).ping()
 
 
-def test_a_full_server_is_waited_for(server: OwnServer, job: str) -> None:
+def test_a_full_server_is_waited_for(server: OwnServer, key: str) -> None:
     bus = Bus(server.url)
-    bus.set(job, b"x" * 1_000_000)
+    bus.set(key, b"x" * 1_000_000)
     bus.call("CONFIG", "SET", "maxmemory", "1mb")
     with pytest.raises(BusDown, match="of no use"):
-        Bus(server.url, deadline=0.2).append(job + "s", {b"a": b"1"})
+        Bus(server.url, deadline=0.2).append(key + "s", {b"a": b"1"})
     free = threading.Timer(0.3, lambda: bus.call("CONFIG", "SET", "maxmemory", "0"))
     free.start()
-    assert bus.append(job + "s", {b"a": b"1"})
+    assert bus.append(key + "s", {b"a": b"1"})
     free.join()
 
 

@@ -10,7 +10,7 @@ import pytest
 from waiting import wait_until
 
 from syncline.contract.events import Heartbeat
-from syncline.contract.streams import HEARTBEAT
+from syncline.contract.streams import HEARTBEAT, PREFIX
 from syncline.runtime import lease as lease_module
 from syncline.runtime.bus import Bus, pack
 from syncline.runtime.lease import DeviceLease, Devices, Lease, LeaseLost, LeaseNotGiven
@@ -68,17 +68,18 @@ def test_waiting_for_a_lease_ends_with_the_process(bus: Bus, job: str) -> None:
 
 def test_a_transaction_writes_only_under_the_lease(bus: Bus, job: str) -> None:
     mine, theirs = Lease(bus, f"{job}/x", "one"), Lease(bus, f"{job}/x", "two")
+    key = f"{PREFIX}:{{{job}}}:lease"
     with pytest.raises(LeaseLost):
-        mine.transact([("SET", job, "a")])
-    assert bus.get(job) is None
+        mine.transact([("SET", key, "a")])
+    assert bus.get(key) is None
     assert mine.try_acquire()
     raw = bytes(range(256))
-    assert mine.transact([("SET", job, raw), ("INCRBY", job + "n", 2), ("GET", job)])[1:] == [2, raw]
+    assert mine.transact([("SET", key, raw), ("INCRBY", key + "n", 2), ("GET", key)])[1:] == [2, raw]
     mine.release()
     theirs.try_acquire()
     with pytest.raises(LeaseLost, match="must not write any more"):
-        mine.transact([("SET", job, "b")])
-    assert bus.get(job) == raw
+        mine.transact([("SET", key, "b")])
+    assert bus.get(key) == raw
 
 
 # ---- devices --------------------------------------------------------------------------------------------------
