@@ -145,6 +145,7 @@ class Field:
         )
         self.before: Callable[[Field], None] | None = None
         self.reward_times, self.drop_errands = 1, False
+        self.held_back = 0  # groups of the last updates that are not submitted yet: the job cannot end before
         self.held_errands: list[Trajectory] = []
         self._next, self._looked = 0, time.monotonic()
         self.order()
@@ -175,7 +176,7 @@ class Field:
         """Submit while there are credits, and never more than the remaining updates can use."""
         batch, schedule = self.spec.batch.groups, self.spec.schedule
         made = max((v.number for v in self.versions()), default=0)
-        room = (schedule.updates - made) * batch - self.ledger.open_groups()
+        room = (schedule.updates - made) * batch - self.held_back - self.ledger.open_groups()
         room = min(room, (schedule.max_lag + 1) * batch - self.ledger.open_groups())
         for _ in range(room):
             group, self._next = self._next, self._next + 1

@@ -20,12 +20,16 @@ from syncline.runtime.ledger import LedgerEntry
 
 @dataclass(frozen=True)
 class Harm:
-    """`do` returns whether it could be done now. `own`: it needs a server of its own, with this appendfsync."""
+    """`do` returns whether it could be done now. `own`: it needs a server of its own, with this appendfsync.
+
+    `held`: the job waits for it with one group open; one that needs an update meanwhile cannot be waited for.
+    """
 
     name: str
     do: Callable[[Field, OwnRedis | None], bool]
     loses: Literal["none", "told"] = "none"
     own: str = ""
+    held: bool = True
 
 
 def of_state(job: Field, state: str) -> list[LedgerEntry]:
@@ -227,7 +231,7 @@ HARMS: tuple[Harm, ...] = (
     Harm("the script cache is emptied", flush_scripts, own="no"),
     Harm("Redis is killed", kill_redis, own="no"),
     Harm("Redis is killed, appendfsync everysec", kill_redis, own="everysec"),
-    Harm("Redis comes back a moment older", roll_back_redis, own="no"),
+    Harm("Redis comes back a moment older", roll_back_redis, own="no", held=False),
     Harm("Redis is unreachable for longer than a lease", freeze_redis, own="no"),
     Harm("Redis is out of memory", fill_redis, own="no"),
 )

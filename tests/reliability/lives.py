@@ -93,11 +93,22 @@ def live(
 
 
 def harmed(job: Field, harm: Harm, server: OwnRedis | None, times: int, seed: int) -> Story:
-    """Run `job` to its end while `harm` is done to it `times` times, at turns that `seed` decides."""
+    """Run `job` to its end while `harm` is done to it `times` times, at turns that `seed` decides.
+
+    Two updates are held back for each time that is still to come, so that the job cannot be over before; after it,
+    they show that the job goes on. Where a harm is due, one group more comes just before it: less than an update, so
+    the trainer leaves it alone, and there is work to take, or a record, whatever else was used up.
+    """
+    batch = job.spec.batch.groups
+    assert batch > 1
+    assert 2 * times < job.spec.schedule.updates
     drawn = random.Random(seed)
     done: list[float] = []
     recovered: list[float] = []
     state = {"wait": drawn.randint(1, 6), "known": -1}
+
+    def hold(more: int = 0) -> None:
+        job.held_back = 2 * batch * (times - len(done)) - more if harm.held else 0
 
     def disturb(job: Field) -> None:
         versions = job.versions()
@@ -107,11 +118,15 @@ def harmed(job: Field, harm: Harm, server: OwnRedis | None, times: int, seed: in
         state["wait"] -= 1
         if newest < 0 or state["wait"] > 0 or len(done) >= times or len(done) > len(recovered):
             return
+        hold(more=1)
+        job.feed()
         if harm.do(job, server):
             done.append(time.monotonic())
             state["known"] = max((v.number for v in job.versions()), default=-1)
             state["wait"] = drawn.randint(1, 6)
+        hold()
 
+    hold()
     story = live(job, disturb=disturb, restart=True)
     return Story(story.verdict, [harm.name] * len(done), recovered)
 
