@@ -56,6 +56,7 @@ def main(context: ServiceContext, concurrency: int) -> None:
         concurrency=concurrency,
         prepare=child.prepare,
         leave=tracing.shutdown,
+        stopping=context.stopping,
     )
     context.stopping.set()
     keeping.join()

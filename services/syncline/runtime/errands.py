@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 import time
 import warnings
@@ -202,11 +203,13 @@ def serve(
     concurrency: int,
     prepare: Callable[[], None],
     leave: Callable[[], None],
+    stopping: threading.Event,
 ) -> None:
     """Work on errands in `concurrency` child processes until SIGTERM, then finish what runs and return.
 
     score     called in a child with a job and errands of it; what it raises is logged, and the message is over
     prepare   called in each child when it starts; `leave` when it ends
+    stopping  set by a SIGTERM that came before Celery took the signal over, which Celery knows nothing of
     """
     app = _app(redis_url)
     # it warns root of messages that run code when read; ours are JSON, and containers often have root alone
@@ -220,6 +223,7 @@ def serve(
 
     signals.worker_process_init.connect(lambda **_: prepare(), weak=False)
     signals.worker_process_shutdown.connect(lambda **_: leave(), weak=False)
+    signals.worker_ready.connect(lambda **_: _stop_if(stopping), weak=False)
     worker = app.Worker(
         concurrency=concurrency,
         pool="prefork",
@@ -233,3 +237,8 @@ def serve(
     worker.start()
     if worker.exitcode:
         raise WrongCelery(f"the Celery worker ended with exit code {worker.exitcode}")
+
+
+def _stop_if(stopping: threading.Event) -> None:
+    if stopping.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
