@@ -13,7 +13,7 @@ from serving import SPEC, Server
 from waiting import wait_until
 
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import METRICS
+from syncline.contract.streams import JOB, METRICS
 from syncline.gateway import tracking
 from syncline.gateway.tracking import Trackers, missing_extras
 from syncline.runtime.bus import Bus
@@ -150,3 +150,17 @@ def test_a_spec_holds_no_secret(server: Server) -> None:
 
 def test_a_job_without_trackers_has_none(server: Server) -> None:
     assert views(server, server.submit()) == {}
+
+
+def test_a_job_that_cannot_be_read_keeps_no_tracker_from_another(
+    server: Server, keeping: Callable[[], Callable[[], None]]
+) -> None:
+    damaged, job = begun(server, tensorboard=True), begun(server, tensorboard=True)
+    server.bus.hset(JOB.at(damaged), "spec", "{no")
+    try:
+        stop = keeping()
+        server.bus.append(METRICS.at(job), metrics(1))
+        wait_until(lambda: views(server, job)["tensorboard"]["update"] == 1, 120, "an update that was told")
+        stop()
+    finally:
+        server.bus.delete(JOB.at(damaged))
