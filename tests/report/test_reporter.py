@@ -220,3 +220,23 @@ def test_a_report_that_the_disk_refuses_is_tried_again(
         stopping.set()
         thread.join(10)
     assert in_the_way.read_text().startswith("<!doctype html>")
+
+
+def test_an_ended_job_that_cannot_be_read_keeps_no_report_from_another(
+    lived: Lived, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = "j" + "0" * 10
+    lived.bus.hset(JOB.at(damaged), {"spec": "{no", "state": "failed"})
+    lived.bus.zadd(JOBS.at(), {damaged: 1.0})  # looked at before the other
+    lived.end()
+    stopping = threading.Event()
+    thread = threading.Thread(target=keep_reporting, args=(lived.bus, settings, stopping))
+    thread.start()
+    try:
+        wait_until((lived.folder / "summary.json").exists, 20, "summary.json")
+    finally:
+        stopping.set()
+        thread.join(10)
+        lived.bus.delete(JOB.at(damaged))
+        lived.bus.zrem(JOBS.at(), damaged)
+    assert f"no report of {damaged}: {JOB.at(damaged)} spec" in caplog.text
