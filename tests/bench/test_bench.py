@@ -18,6 +18,7 @@ KEYS = {"part", "case", "figure", "kind", "value", "unit", "low", "high", "again
 FACTS = {"cores", "usable_cores", "cpu", "memory_bytes", "torch_threads", "load_before", "python", "kernel"}
 FACTS |= {"commit", "changed_files", "packages"}
 MUST = {  # what later work compares: part, figure
+    ("train_step", "tokens per CPU second, score and train step, engine over plain"),
     ("engine", "tokens per CPU second, engine over generate"),
     ("engine", "tokens per CPU second, engine over continuous"),
     ("stream", "CPU per trajectory, publish + consume over floor"),
@@ -120,4 +121,5 @@ BENCH_FILES = {
     "quantizers": "quantizers.py",
     "delta": "delta.py",
     "run": "run_figures.py",
+    "train_step": "train_step.py",
 }
