@@ -118,7 +118,8 @@ def test_adapters_are_swapped_under_versioned_names_while_the_old_one_serves(
     engine.commit(DRAIN)
     assert gap(engine.score(IDS, 2, buffer="active").logprobs, merged(0)) < CLOSE
     server = engine.process.server
-    base, others = server.info()["weight_version"], set(server.adapters())  # of tests before, on the same server
+    base = server.info()["weight_version"]
+    others = set(server.adapters())  # of tests before, on the same server
     for number in (1, 2, 3):
         staged = engine.stage(version(forge, number), forge.store)
         assert staged.verdict == "verified"
