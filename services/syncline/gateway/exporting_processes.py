@@ -6,7 +6,6 @@ processes that this gateway started are held here, and they end with it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ from syncline.contract.exported import (
     parse_export_name,
 )
 from syncline.exporting.held import FOLDER
-from syncline.runtime.durable import write_whole
+from syncline.runtime.durable import locked, write_whole
 from syncline.runtime.settings import Settings
 
 LOG = "export.log"
@@ -86,7 +85,7 @@ class Exporting:
                 state="ready",
                 record=msgspec.json.decode(record.read_bytes(), type=ExportRecord),
             )
-        if alive or _locked(place / f"{name}.lock"):
+        if alive or locked(place / f"{name}.lock"):
             return ExportView(name=name, state="running", progress=_progress(place / f"{name}.progress.json"))
         failed = place / f"{name}.failed.json"
         if failed.is_file():
@@ -137,15 +136,3 @@ def _progress(path: Path) -> ExportProgress:
         return msgspec.json.decode(path.read_bytes(), type=ExportProgress)
     except FileNotFoundError:  # nothing was written yet
         return ExportProgress(done=0, total=0)
-
-
-def _locked(path: Path) -> bool:
-    """Whether a process, perhaps of a gateway before this one, is at it."""
-    if not path.is_file():
-        return False
-    with path.open("r") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 from pathlib import Path
@@ -46,3 +47,15 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
+
+
+def locked(path: Path) -> bool:
+    """Whether a process holds the lock file `path`; False where there is none."""
+    if not path.is_file():
+        return False
+    with path.open("r") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -32,7 +32,7 @@ from syncline.contract.validation import (
     read,
 )
 from syncline.contract.validation_words import boundary
-from syncline.runtime.durable import sync_folder, write_whole
+from syncline.runtime.durable import locked, sync_folder, write_whole
 
 T = TypeVar("T")
 LOG = "validation.log"
@@ -150,7 +150,7 @@ def _state(place: Path, request: ValidationRequest, alive: bool | None) -> tuple
     failure = _read(place / FAILURE, ValidationFailure)
     if failure is not None:
         return "broken", failure.reason
-    if alive or _locked(place / LOCK):
+    if alive or locked(place / LOCK):
         return "running", ""
     if alive is None and not (place / LOCK).exists() and time.time() - request.at < STARTING:
         return "running", ""
@@ -195,14 +195,3 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return None
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _locked(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("r") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
