@@ -29,6 +29,7 @@ from syncline.contract.streams import (
     PHASES,
     VERSIONS,
     WORKERS,
+    Key,
 )
 from syncline.contract.version_path import VersionId, VersionRecord, WorkerPath
 from syncline.gateway import metrics as scrape
@@ -381,6 +382,15 @@ def test_a_record_that_cannot_be_read_costs_its_own_job_alone(server: Server) ->
     assert ("syncline_updates_total", (("job_id", bad),)) not in said
     server.bus.hset(WORKERS.at(good), "w0", b"\xc1")
     assert not any(name == "syncline_updates_total" for name, _ in scraped(server))
+
+
+@pytest.mark.parametrize(("key", "field"), [(JOB, "violations"), (COUNTS, "running")])
+def test_a_count_that_is_none_costs_its_own_job_alone(server: Server, key: Key, field: str) -> None:
+    bad, good = started(server), started(server)
+    server.bus.hset(key.at(bad), field, b"many")
+    said = scraped(server)
+    assert value(said, "updates_total", job_id=good) == 0
+    assert ("syncline_updates_total", (("job_id", bad),)) not in said
 
 
 def test_without_redis_the_gateway_s_own_numbers_are_left(settings: Settings) -> None:

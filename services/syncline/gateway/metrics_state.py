@@ -19,7 +19,7 @@ from syncline.contract.streams import (
     WORKERS,
 )
 from syncline.gateway.records import JobRecord, from_fields
-from syncline.runtime.bus import Bus, unpack
+from syncline.runtime.bus import BadMessage, Bus, unpack
 from syncline.runtime.messages import pairs_of
 from syncline.runtime.settings import Settings
 
@@ -61,9 +61,20 @@ def standing(bus: Bus, settings: Settings, job: str) -> Standing | None:
         return None
     return Standing(
         record=record,
-        violations=int(told.get(b"violations", 0)),
-        counts={name.decode(): int(value) for name, value in pairs_of(counts).items() if b":" not in name},
+        violations=_count(JOB.at(job), b"violations", told.get(b"violations", b"0")),
+        counts={
+            name.decode(): _count(COUNTS.at(job), name, value)
+            for name, value in pairs_of(counts).items()
+            if b":" not in name
+        },
         queues={"open": groups, "ready": ready, **dict(zip(QUEUES, lengths, strict=True))},
         dead=dead,
         workers={name.decode(): unpack(raw, WorkerStatus) for name, raw in pairs_of(workers).items()},
     )
+
+
+def _count(key: str, field: bytes, raw: bytes) -> int:
+    try:
+        return int(raw)
+    except ValueError:
+        raise BadMessage(f"{key} {field!r}: {raw[:40]!r} is no count") from None
