@@ -230,7 +230,9 @@ class RolloutEngineSuite:
         for request in wanted:
             engine.submit(request)
         engine.step()
-        gone = wanted[3].trajectory
+        gone = max(
+            expected, key=lambda name: len(expected[name][0].tokens)
+        )  # a server may end short ones meanwhile
         assert engine.abort(gone)
         assert not engine.abort(gone)
         left = [chunk for _ in range(80) for chunk in engine.step()]

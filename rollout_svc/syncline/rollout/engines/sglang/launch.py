@@ -1,7 +1,7 @@
 """The launch plan of a server, and the life of one server process.
 
 The process runs `cpu/serve.py` with the interpreter of SGLang's own environment: it ends with this process, because
-that file watches its standard input, whose other end is held here.
+that file watches its standard input, whose other end is held here; the server's key goes that way too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from syncline.contract.precision import Hardware, PrecisionContract
 from syncline.rollout.engines.sglang.client import Server, ServerGone
 
 SCRIPT = Path(__file__).parent / "cpu" / "serve.py"
-KEY = "SYNCLINE_ENGINE_KEY"  # in the server's environment, since anybody may read a command line
 START = 300.0  # seconds a server may take until it answers
 _CPU = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
@@ -149,9 +148,14 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=_environment({**self.plan.env, KEY: key}),
+                env=_environment(self.plan.env),
                 start_new_session=True,
             )
+        if self._process.stdin is None:
+            raise RuntimeError("the server has no standard input")
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: `wait` says so
+            self._process.stdin.write(key.encode() + b"\n")
+            self._process.stdin.flush()
         self._server = Server(f"http://127.0.0.1:{port}", key)
         self.starts += 1
 

@@ -1,5 +1,8 @@
 """`python serve.py <arguments of sglang.launch_server>`: an SGLang server that ends with the process that started it.
 
+The first line of its standard input is the key that every endpoint asks for: a command line and an environment can be
+read from outside. Once that input is closed, the server and all its processes end.
+
 On a machine with CUDA no shim is applied. Without CUDA, SGLang 0.5.23 from PyPI starts only with these:
 
     torchvision     its CUDA operators cannot be loaded beside a CPU torch: two schemas are declared instead
@@ -8,7 +11,8 @@ On a machine with CUDA no shim is applied. Without CUDA, SGLang 0.5.23 from PyPI
     fp8 and mxfp8   the CPU path asserts AMX: weights are dequantised in each call, activations stay wide. An emulation:
                     it shows that loaders and bytes are right, and nothing about speed or activation rounding
 
-SGLang spawns its processes, which import this file anew: what is done at import reaches all of them.
+Without CUDA, SGLang's processes are forked: what is done at import is there already. With it they are spawned and
+import this file anew.
 """
 
 from __future__ import annotations
@@ -117,6 +121,17 @@ def _dequantise_fp8(torch: Any) -> None:
     runner.adjust_config_with_unaligned_cpu_tp = lambda config, *args, **kwargs: config
 
 
+def _fork() -> None:
+    """SGLang spawns its processes, and each imports torch and SGLang again: that is most of a start without CUDA.
+
+    A fork has them already. Nothing that a fork would break is there yet: no CUDA context, no thread of torch's.
+    """
+    import multiprocessing
+
+    multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_start_method = lambda *args, **kwargs: None
+
+
 def _prepare() -> None:
     """Apply the shims where there is no CUDA. The folder of this file is no place to import from."""
     own = os.path.dirname(os.path.abspath(__file__))
@@ -132,6 +147,7 @@ def _prepare() -> None:
 
     _unpin(torch)
     _dequantise_fp8(torch)
+    _fork()
 
 
 def _log_no_key() -> None:
@@ -147,6 +163,14 @@ def _log_no_key() -> None:
 _KEPT: list[Any] = []  # a library's declarations end with it
 
 
+def _first_line() -> str:
+    """Up to the line's end and no further: the rest is `_end_with_parent`'s. Raises `SystemExit` if there is none."""
+    line = b""
+    while not line.endswith(b"\n"):
+        line += os.read(0, 1) or sys.exit("the first line of standard input must be the server's key")
+    return line.decode().strip() or sys.exit("the server's key is empty")
+
+
 def _end_with_parent() -> None:
     """The parent holds the other end of standard input: once it is closed, the whole group goes."""
     while os.read(0, 4096):
@@ -158,13 +182,11 @@ if __name__ in ("__main__", "__mp_main__"):
     _prepare()
 
 if __name__ == "__main__":
+    key = _first_line()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
 
-    key = os.environ.pop(
-        "SYNCLINE_ENGINE_KEY", ""
-    )  # every endpoint asks for it, those that change weights too
-    keyed = ["--api-key", key, "--admin-api-key", key] if key else []
     _log_no_key()
-    run_server(prepare_server_args([*sys.argv[1:], *keyed]))
+    # in one word each: a key may begin with a dash
+    run_server(prepare_server_args([*sys.argv[1:], f"--api-key={key}", f"--admin-api-key={key}"]))
