@@ -8,6 +8,7 @@ record that does not add up is refused (`BadTrajectory`), never repaired, padded
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Mapping
 from itertools import pairwise
@@ -178,6 +179,12 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         raise IndexError(f"{self.trajectory}: token {token} is outside [0, {self.sampled})")
 
 
+# What the top byte of a float32 (sign and seven bits of its exponent) decides of it: under these it is in (-1e30, 1e-5]
+# whatever the other three say. So thousands of log-probs are checked without one Python number for each.
+_TOP = slice(3 if sys.byteorder == "little" else 0, None, 4)
+_SURELY = bytes((*range(0x37), *range(0x80, 0xF1)))
+
+
 def check(trajectory: Trajectory) -> Trajectory:
     """Return `trajectory` if all its parts agree, else raise `BadTrajectory` naming the part."""
     for complaint in (_segments(trajectory), _arrays(trajectory), _spans(trajectory), _experts(trajectory)):
@@ -209,10 +216,10 @@ def _arrays(t: Trajectory) -> str:
         return f"{len(t.logprobs)} log-probs for {sampled} sampled tokens"
     if len(t.loss_mask) != sampled:
         return f"loss mask of {len(t.loss_mask)} for {sampled} sampled tokens"
-    values = t.logprobs.tolist()
-    if -1e30 < min(values) <= max(values) <= 1e-5 and sum(values) < 1:  # NaN is not; all at once, for speed
+    if not t.logprobs.tobytes()[_TOP].translate(None, _SURELY):
         return ""
-    return next(f"log-prob {v} at sampled token {i}" for i, v in enumerate(values) if not -1e30 < v <= 1e-5)
+    wrong = ((i, v) for i, v in enumerate(t.logprobs) if not -1e30 < v <= 1e-5)  # NaN is not
+    return next((f"log-prob {v} at sampled token {i}" for i, v in wrong), "")
 
 
 def _spans(t: Trajectory) -> str:
