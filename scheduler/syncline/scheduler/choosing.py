@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from syncline.runtime.service import ServiceContext
-from syncline.runtime.settings import Settings
+from syncline.runtime.settings import OWN_SECRETS, Settings
 from syncline.scheduler.launch.launcher import Launcher
 from syncline.scheduler.launch.local import LocalLauncher
 from syncline.scheduler.placement import COMMANDS, POD_COMMANDS, Commands
@@ -14,7 +14,7 @@ def launcher_of(ctx: ServiceContext) -> Launcher:
     """The launcher of the scheduler `ctx`; waits until it is the only one. Raises `ValueError` naming what is wrong."""
     match ctx.settings.launcher:
         case "local":
-            return LocalLauncher(jobs_state(ctx.settings.runs), withhold=("SYNCLINE_TOKEN",))
+            return LocalLauncher(jobs_state(ctx.settings.runs), withhold=OWN_SECRETS)
         case "kubernetes":
             from syncline.scheduler.launch.kubernetes.launcher import (
                 KubernetesLauncher,  # the extra `kubernetes`

@@ -17,7 +17,6 @@ from syncline.scheduler.launch.launcher import Process
 from syncline.scheduler.launch.local import LocalLauncher
 
 SOCKET_PATH_LIMIT = 107  # bytes of sockaddr_un.sun_path without its end
-TOKEN = "SYNCLINE_TOKEN"  # only the gateway is told it
 SERVICES = ("gateway", "scheduler", "errands")
 
 
@@ -108,8 +107,9 @@ def redis_process(runs: Path, socket_path: Path) -> Process:
 
 def service_process(name: str, settings: Settings, redis_url: str, port: int) -> Process:
     env = settings.environ() | {"SYNCLINE_REDIS_URL": redis_url, "SYNCLINE_PORT": str(port)}
-    if name == "gateway" and settings.token is not None:
-        env[TOKEN] = settings.token
+    if name == "gateway":
+        own = {"SYNCLINE_TOKEN": settings.token, "SYNCLINE_METRICS_TOKEN": settings.metrics_token}
+        env |= {variable: value for variable, value in own.items() if value is not None}
     argv = (sys.executable, "-m", f"syncline.{name}")
     return Process(name=name, argv=argv, env=env, log=settings.runs / "logs" / f"{name}.log")
 

@@ -24,12 +24,11 @@ import psutil
 
 from syncline.runtime.bus import Bus, BusDown, UnsafeServer
 from syncline.runtime.durable import disk_full
-from syncline.runtime.settings import Settings
+from syncline.runtime.settings import OWN_SECRETS, Settings
 from syncline.scheduler.launch.launcher import Placement, Process
 from syncline.scheduler.launch.local import LocalLauncher
 from syncline.scheduler.stack import (
     SERVICES,
-    TOKEN,
     CannotStart,
     Up,
     gateway_port,
@@ -57,7 +56,7 @@ class Supervisor:
         self.settings = Settings.read(environ)
         runs = self.settings.runs
         runs.mkdir(parents=True, exist_ok=True)
-        self._launcher = LocalLauncher(stack_state(runs), withhold=(TOKEN,))
+        self._launcher = LocalLauncher(stack_state(runs), withhold=OWN_SECRETS)
         self._stop = threading.Event()
         previous = read_up(runs)
         external = bool(environ.get("SYNCLINE_REDIS_URL"))
@@ -165,7 +164,7 @@ def stop_leftovers(runs: Path) -> bool:
     """Stop what a dead supervisor left running. False: nothing. Raises `LauncherBusy` if one lives."""
     if not stack_state(runs).exists():
         return False
-    launcher = LocalLauncher(stack_state(runs), withhold=(TOKEN,))
+    launcher = LocalLauncher(stack_state(runs), withhold=OWN_SECRETS)
     found = bool(launcher.observe().running())
     launcher.stop_all()  # the scheduler goes before its jobs: it would start their processes again
     found = stop_jobs(runs) or found
@@ -181,7 +180,7 @@ def stop_jobs(runs: Path) -> bool:
     """Stop the processes of all jobs. False: there was none. The scheduler must be gone."""
     if not jobs_state(runs).exists():
         return False
-    jobs = LocalLauncher(jobs_state(runs), withhold=(TOKEN,))
+    jobs = LocalLauncher(jobs_state(runs), withhold=OWN_SECRETS)
     found = bool(jobs.observe().running())
     jobs.stop_all()
     jobs.close()

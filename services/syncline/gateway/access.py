@@ -25,7 +25,7 @@ from syncline.gateway.tracking import Trackers
 from syncline.gateway.validation_processes import Validating
 from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
-from syncline.runtime.tokens import TokenStore, Who
+from syncline.runtime.tokens import SCRAPER, TokenStore, Who
 
 MOST_ENTRIES = 500  # of one page
 MAX_STREAMS = 64  # event streams served at once; each holds a thread while it waits
@@ -81,6 +81,12 @@ def admins_alone(who: TheWho) -> None:
     """For routes that tell of the whole installation. Raises `Refusal` 403."""
     if not who.admin:
         raise Refusal(403, "forbidden", "this is for the installation's operators")
+
+
+def scrapers_alone(who: TheWho) -> None:
+    """For `/metrics`: an admin, or who has the token that reads nothing else. Raises `Refusal` 403."""
+    if who != SCRAPER:
+        admins_alone(who)
 
 
 async def own_jobs_alone(request: Request) -> None:

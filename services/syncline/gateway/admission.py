@@ -10,19 +10,36 @@ from starlette.types import Scope
 from syncline.gateway.errors import Refusal
 from syncline.gateway.ui import OPEN_PREFIX
 from syncline.runtime.settings import Settings
-from syncline.runtime.tokens import NOBODY, OPERATOR, THIS_MACHINE, TokenStore, TokensUnreadable, Who
+from syncline.runtime.tokens import (
+    NOBODY,
+    OPERATOR,
+    SCRAPER,
+    THIS_MACHINE,
+    TokenStore,
+    TokensUnreadable,
+    Who,
+)
 
 OPEN_PATHS = frozenset({"/", "/ui", "/healthz", "/readyz"})  # the bare page, and what a probe asks: no token
 _LOOPBACK = ("127.", "localhost", "::1")
+_NUMBERS = "/metrics"
 _LONGEST = 512  # bytes of an Authorization header that is looked at
 
 
 class Admission:
-    """Raises `ValueError` at start for an open host without tokens, an empty token, or a store that cannot be read."""
+    """Raises `ValueError` at start for an open host without tokens, an empty token, one token for two rights, or a
+    store that cannot be read."""
 
     def __init__(self, settings: Settings, tokens: TokenStore) -> None:
         self._host, self._tokens = settings.host, tokens
         self._operator = None if settings.token is None else settings.token.encode()
+        self._scraper = None if settings.metrics_token is None else settings.metrics_token.encode()
+        if settings.metrics_token == "":
+            raise ValueError("SYNCLINE_METRICS_TOKEN is empty: give a token, or unset it")
+        if self._scraper is not None and self._scraper == self._operator:
+            raise ValueError(
+                "SYNCLINE_METRICS_TOKEN is SYNCLINE_TOKEN: a scraper would be the operator; make another"
+            )
         if settings.token == "":
             raise ValueError("SYNCLINE_TOKEN is empty: give a token, or unset it to serve this machine alone")
         known = tokens.read()
@@ -54,6 +71,8 @@ class Admission:
             token = given[0].removeprefix(b"Bearer ")
             if self._operator is not None and hmac.compare_digest(token, self._operator):
                 return OPERATOR
+            if self._scraper is not None and hmac.compare_digest(token, self._scraper):
+                return SCRAPER
             try:
                 who = self._tokens.who(token.decode("latin-1"))
             except TokensUnreadable as error:
@@ -63,6 +82,12 @@ class Admission:
         raise Refusal(
             401, "unauthorized", "a valid bearer token is needed", headers={"WWW-Authenticate": "Bearer"}
         )
+
+
+def within_rights(who: Who, scope: Scope) -> None:
+    """Raises `Refusal` 403 for the scrape token anywhere but where the numbers are."""
+    if who == SCRAPER and scope["path"] != _NUMBERS:
+        raise Refusal(403, "forbidden", "this token reads /metrics and nothing else")
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -11,7 +11,7 @@ import anyio.to_thread
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from syncline.contract.spec_text import MAX_BYTES
-from syncline.gateway.admission import Admission
+from syncline.gateway.admission import Admission, within_rights
 from syncline.gateway.audit import Audit
 from syncline.gateway.errors import Refusal, problem, redis_away
 from syncline.gateway.numbers import NO_ROUTE, Numbers
@@ -47,6 +47,7 @@ class Door:
 
         try:
             who = scope[WHO] = self._admission.who(scope)
+            within_rights(who, scope)
             if who.limits is not None:
                 await anyio.to_thread.run_sync(take, self._bus, who)
             body = await _whole_body(scope, receive)

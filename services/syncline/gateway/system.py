@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 from syncline.contract.job import schema
 from syncline.contract.recipes import RECIPES
 from syncline.gateway import examples, model_root
-from syncline.gateway.access import Here, admins_alone, only_known_parameters
+from syncline.gateway.access import Here, only_known_parameters, scrapers_alone
 from syncline.gateway.answers import PROBLEMS, describe, reply
 from syncline.gateway.numbers import MEDIA_TYPE
 from syncline.gateway.shapes import Health, Named, RecipeList
@@ -38,7 +38,7 @@ def readyz(here: Here) -> Response:
 
 @router.get(
     "/metrics",
-    dependencies=[Depends(admins_alone)],
+    dependencies=[Depends(scrapers_alone)],
     response_class=PlainTextResponse,
     responses={
         200: {

@@ -84,6 +84,8 @@ class Who(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OPERATOR = Who(tenant=DEFAULT, role="admin", token="SYNCLINE_TOKEN")
+SCRAPER = Who(tenant="", role="member", token="SYNCLINE_METRICS_TOKEN")
+"""Prometheus: reads `/metrics`, and is turned away everywhere else."""
 THIS_MACHINE = Who(tenant=DEFAULT, role="admin", token="this machine")
 NOBODY = Who(tenant="", role="member", token="")
 
