@@ -100,7 +100,7 @@ def carry_out(request: ValidationRequest, settings: Settings, place: Path, run: 
     name = request.version or str(request.number)
     tracing.setup("validation", name, None, None)  # what the ladder's engines pass is no job's path
     report = run(spec, place / validations.SCRATCH, tell)
-    tracing.setup("validation", name, settings.traces, settings.otlp)
+    tracing.setup("validation", name, settings.traces_written, settings.otlp, settings.traces_sent)
     _spans(request, report, began, done)
     return evidence.finish(report)[0]
 

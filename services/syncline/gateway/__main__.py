@@ -10,9 +10,11 @@ import sys
 import uvicorn
 
 from syncline.gateway.app import create_app
+from syncline.gateway.ingest import spans_taken
 from syncline.gateway.reporter import keep_reporting
 from syncline.runtime.bus import Bus
 from syncline.runtime.service import ServiceContext, run
+from syncline.runtime.trace_prune import keep_pruned
 
 DEFAULT_PORT = 8080
 REDIS_SECONDS = 5.0  # a request does not wait longer for Redis; the client is told to come back
@@ -56,9 +58,12 @@ def main(context: ServiceContext) -> None:
         context.thread("reporter", lambda: keep_reporting(context.bus, settings, context.stopping))
         context.ready(True)
         context.log.info("serving %s", url)
-        server.run(
-            sockets=[listener]
-        )  # takes SIGTERM and SIGINT while it serves, and passes them on at its end
+        bounds = (settings.traces_days, settings.traces_mib)
+        context.thread("pruner", lambda: keep_pruned(settings.traces, *bounds, context.stopping))
+        with spans_taken(context, app.state.gateway.numbers):
+            server.run(
+                sockets=[listener]
+            )  # takes SIGTERM and SIGINT while it serves, and passes them on at its end
     bus.close()
 
 

@@ -163,7 +163,7 @@ def _run(service: str, main: Callable[[ServiceContext], None], own_port: bool = 
     except (ValueError, BusDown, UnsafeServer) as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201 - there may be no log yet
         return 1
-    tracing.setup(service, context.name, settings.traces, settings.otlp)
+    tracing.setup(service, context.name, settings.traces_written, settings.otlp, settings.traces_sent)
     _listen(context)
     context._threads.append(context.thread("heartbeat", context._beat))
     context.log.info("up: incarnation %s, pid %d, port %s", context.incarnation, os.getpid(), context.port)

@@ -1,8 +1,8 @@
 """Tracing: spans for the hops of the paths, and for nothing else. The importer of opentelemetry.
 
-A span name is a `Hop` of TOKEN_PATH, VERSION_PATH or VALIDATION_PATH. Spans go to the local store (always, once
-`setup` names one) and to an OTLP endpoint (when there is one), in the background. The data record is the truth and a
-trace is a view: `losses()` says how many spans it lacks. Trace context travels in messages as a W3C traceparent.
+A span name is a `Hop` of TOKEN_PATH, VERSION_PATH or VALIDATION_PATH. Spans go in the background to what `setup` names:
+the local store, an OTLP endpoint, the gateway. The data record is the truth and a trace is a view: `losses()` says how
+many spans it lacks. Trace context travels in messages as a W3C traceparent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from syncline.contract.validation import VALIDATION_PATH
 from syncline.contract.version_path import VERSION_PATH, VersionId
 from syncline.runtime.trace_store import SpanRecord, parse_traceparent, read_trace, spans_of, traceparent_of
 from syncline.runtime.tracing_counts import Counts
-from syncline.runtime.tracing_exporters import Counted, StoreExporter, otlp_exporter
+from syncline.runtime.tracing_exporters import Counted, StoreExporter, gateway_exporter, otlp_exporter
 
 __all__ = [
     "HopIncomplete",
@@ -61,8 +61,16 @@ class HopIncomplete(ValueError):
 class _Tracing:
     """The process's provider with its exporters, and what it has lost."""
 
-    def __init__(self, service: str, instance: str, store: Path | None, otlp: str | None) -> None:
-        self.exporters = [name for name, given in (("store", store), ("otlp", otlp)) if given is not None]
+    def __init__(
+        self,
+        service: str,
+        instance: str,
+        store: Path | None,
+        otlp: str | None,
+        gateway: tuple[str, str] | None = None,
+    ) -> None:
+        targets = (("store", store), ("otlp", otlp), ("gateway", gateway))
+        self.exporters = [name for name, given in targets if given is not None]
         self.counts = Counts(["ended", "incomplete", "skewed", "links", *self.exporters])
         self.provider = TracerProvider(
             sampler=ALWAYS_ON,
@@ -76,6 +84,8 @@ class _Tracing:
             self._add("store", StoreExporter(store, service, instance))
         if otlp is not None:
             self._add("otlp", otlp_exporter(f"{otlp.rstrip('/')}/v1/traces"))
+        if gateway is not None:
+            self._add("gateway", gateway_exporter(*gateway))
         self.tracer: otel.Tracer = self.provider.get_tracer("syncline")
 
     def _add(self, name: str, exporter: SpanExporter) -> None:
@@ -88,11 +98,18 @@ _state = _Tracing("unnamed", "unnamed", None, None)
 _ids = RandomIdGenerator()
 
 
-def setup(service: str, instance: str, store: Path | None, otlp: str | None) -> None:
-    """Send this process's spans to `store` and to the OTLP/HTTP base URL `otlp`; None: not there."""
+def setup(
+    service: str,
+    instance: str,
+    store: Path | None,
+    otlp: str | None,
+    gateway: tuple[str, str] | None = None,
+) -> None:
+    """Send this process's spans to `store`, to the OTLP/HTTP base URL `otlp`, and to a gateway that takes spans (its
+    base URL and its key, 0021); None: not there."""
     global _state
     _state.provider.shutdown()
-    _state = _Tracing(service, instance, store, otlp)
+    _state = _Tracing(service, instance, store, otlp, gateway)
 
 
 def flush() -> None:

@@ -1,4 +1,4 @@
-"""Where spans go: the local store, an OTLP endpoint, and a count of what each took. For `tracing.py` alone."""
+"""Where spans go: the local store, an OTLP endpoint, the gateway; what each took is counted. For `tracing.py` alone."""
 
 from __future__ import annotations
 
@@ -64,6 +64,18 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # large: only if used
 
     return OTLPSpanExporter(endpoint=endpoint)
+
+
+def gateway_exporter(url: str, key: str) -> SpanExporter:
+    """To the gateway at `url`, whose `key` says that spans may be written there (gateway/ingest.py)."""
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(
+        endpoint=f"{url.rstrip('/')}/v1/traces",
+        headers={"authorization": f"Bearer {key}"},
+        compression=Compression.Gzip,
+    )
 
 
 def _to_record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:

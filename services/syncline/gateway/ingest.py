@@ -1,0 +1,202 @@
+"""`POST /v1/traces` on a port of its own: spans of other processes, by OTLP/HTTP, into the gateway's own store (0021).
+
+Apart from the application: neither an ingress nor a user's token leads here, and its key opens nothing else. What is
+stored is read through the doors that there are (`tempo.py`, lineage), under their rules. Off unless configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from syncline.gateway.numbers import NO_ROUTE, Numbers
+from syncline.runtime.service import ServiceContext
+from syncline.runtime.trace_store import TraceStore
+from syncline.runtime.tracing_wire import export_answer, export_refusal, records_of
+
+PATH = "/v1/traces"
+MEDIA_TYPE = b"application/x-protobuf"
+MOST_BYTES = 16 << 20  # of a request, before and after decompression
+AT_ONCE = 16  # requests being read or written; more are told to come back
+BODY_SECONDS = 30.0
+LINGER_SECONDS = 5.0  # for the rest of a request that was turned away; it is read and dropped
+_LOG = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """A request that is not taken: status, and why."""
+
+    def __init__(self, status: int, why: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(why)
+        self.status, self.headers = status, headers
+
+
+class Ingest:
+    """ASGI application. A request is taken whole or not at all; one that is sent again changes nothing."""
+
+    def __init__(self, store: Path, key: str, numbers: Numbers) -> None:
+        self._path, self._key, self._numbers = store, key.encode(), numbers
+        self._store: TraceStore | None = None
+        self._writer = anyio.CapacityLimiter(1)  # the store's connection is for one thread at a time
+        self._inside = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        began, status, extra, unread = time.perf_counter(), 200, ((b"content-type", MEDIA_TYPE),), True
+        try:
+            self._admit(scope)
+            if self._inside >= AT_ONCE:
+                raise Refused(503, f"{AT_ONCE} requests are being taken already", ((b"retry-after", b"1"),))
+            self._inside += 1
+            try:
+                body = await _body(receive)
+                unread = False
+                gzipped = _header(scope, b"content-encoding") == b"gzip"
+                await anyio.to_thread.run_sync(self._take, body, gzipped, limiter=self._writer)
+            finally:
+                self._inside -= 1
+            said = export_answer()
+        except Refused as refused:
+            status, said, extra = refused.status, export_refusal(str(refused)), (*extra, *refused.headers)
+        self._numbers.answered(
+            scope["method"],
+            PATH if scope["path"] == PATH else NO_ROUTE,
+            status,
+            time.perf_counter() - began,
+        )
+        headers = [(b"content-length", str(len(said)).encode()), *extra]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": said, "more_body": unread})
+        if unread:  # who is cut off in mid-sentence hears no answer
+            await _linger(receive)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _admit(self, scope: Scope) -> None:
+        """Raises `Refused` for what is no export of somebody who has the key. Nothing of the body is read before."""
+        if scope["path"] != PATH:
+            raise Refused(404, f"spans are taken at {PATH}, and nothing else is here")
+        if scope["method"] != "POST":
+            raise Refused(405, "spans come by POST", ((b"allow", b"POST"),))
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1 or not hmac.compare_digest(given[0], b"Bearer " + self._key):
+            raise Refused(401, "the key for spans is needed", ((b"www-authenticate", b"Bearer"),))
+        if _header(scope, b"content-type") != MEDIA_TYPE:
+            raise Refused(415, f"spans come as {MEDIA_TYPE.decode()}")
+        if _header(scope, b"content-encoding") not in (b"", b"identity", b"gzip"):
+            raise Refused(415, "content-encoding is gzip or none")
+        declared = _header(scope, b"content-length")
+        if declared.isdigit() and int(declared) > MOST_BYTES:
+            raise _too_large()
+
+    def _take(self, body: bytes, gzipped: bool) -> None:
+        """In a thread. Raises `Refused` for a bad body, and for a store that cannot be written now."""
+        try:
+            records = records_of(_unzipped(body) if gzipped else body)
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+        try:
+            if self._store is None:
+                self._store = TraceStore(self._path)
+            self._store.write(records)
+        except (sqlite3.Error, OSError) as error:
+            self._store = None
+            _LOG.warning("%d spans of another process not stored for now: %s", len(records), error)
+            raise Refused(503, "the store cannot be written now", ((b"retry-after", b"2"),)) from None
+
+    def close(self) -> None:
+        """Close the store. No request may be running."""
+        if self._store is not None:
+            self._store.close()
+
+
+@contextlib.contextmanager
+def spans_taken(context: ServiceContext, numbers: Numbers) -> Iterator[None]:
+    """Take spans in a thread meanwhile, if the settings name a port and a key. Raises `OSError` for a port in use."""
+    settings = context.settings
+    if settings.traces_port is None or settings.traces_key is None:
+        yield
+        return
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    app = Ingest(settings.traces, settings.traces_key, numbers)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.traces_port))
+        listener.listen(2048)
+        context.log.info("taking spans on port %d", listener.getsockname()[1])
+        thread = context.thread("spans", lambda: server.run(sockets=[listener]))
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join()
+            app.close()
+
+
+async def _body(receive: Receive) -> bytes:
+    """Raises `Refused` 413, 408 for a body that takes too long, 400 for a client that left."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "the client left")
+                body += message.get("body", b"")
+                if len(body) > MOST_BYTES:
+                    raise _too_large()
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise Refused(408, f"the body was not complete after {BODY_SECONDS:g} s") from None
+
+
+async def _linger(receive: Receive) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                pass
+
+
+def _unzipped(body: bytes) -> bytes:
+    """Never more than the bound, whatever `body` would grow to."""
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        found = reader.decompress(body, MOST_BYTES + 1)
+    except zlib.error:
+        raise ValueError("the body is not gzip, as content-encoding says") from None
+    if len(found) > MOST_BYTES:
+        raise _too_large()
+    if not reader.eof or reader.unused_data:
+        raise ValueError("the body is not one whole gzip member")
+    return found
+
+
+def _too_large() -> Refused:
+    return Refused(413, f"a request may have at most {MOST_BYTES} bytes, decompressed ones, too")
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value.strip().lower() for key, value in scope["headers"] if key == name), b"")
