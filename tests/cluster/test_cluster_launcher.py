@@ -11,12 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from kubernetes import config
 from rig import Rig
 from waiting import wait_until
 
 from syncline.scheduler.launch.kubernetes import leader as leading
+from syncline.scheduler.launch.kubernetes import manifests
 from syncline.scheduler.launch.kubernetes.api import Api, Gone
 from syncline.scheduler.launch.kubernetes.launcher import KubernetesLauncher
 from syncline.scheduler.launch.kubernetes.leader import Leader
@@ -345,6 +347,49 @@ def test_a_job_keeps_the_plan_that_it_began_with(rig: Rig, make: Make) -> None:
     settle(second, placement())  # another job's beginning
     (trainer,) = rig.pods(f"syncline.dev/pool={JOB}-trainer")
     assert trainer["spec"]["containers"][0]["image"] == "registry.test/trainer:2"
+
+
+def test_a_later_form_of_pods_waits_until_they_are_made_anew(
+    rig: Rig, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler of another release writes the same pods in another form, and leaves the running ones alone."""
+    first, ours = make(), manifests.template
+    settle(first, placement())
+    before, known = uids(rig), versions(rig)
+    first.close()
+
+    def later(*given: Any) -> Raw:
+        made = ours(*given)
+        made["metadata"]["annotations"] |= {"form": "later", "syncline.dev/look": "later"}
+        return made
+
+    monkeypatch.setattr(manifests, "template", later)
+    second = make()
+    settle(second, placement())
+    for _ in range(5):
+        second.apply(placement())
+    assert uids(rig) == before
+    assert {name: at for name, at in versions(rig).items() if "configmaps" not in name} == {
+        name: at for name, at in known.items() if "configmaps" not in name
+    }
+    rig.run(f"{JOB}-rollout-0").kill()
+    wait_until(lambda: settle(second, placement())[f"{JOB}/w0"].starts == 2, 60, "the worker is back")
+    kept = placement().processes
+    changed = [msgspec.structs.replace(one, start=90.0) if one.role == "trainer" else one for one in kept]
+    wanted = Placement(processes=tuple(changed))
+
+    def anew() -> bool:
+        settle(second, wanted)
+        (pod,) = rig.pods(f"syncline.dev/pool={JOB}-trainer")
+        return bool(pod["metadata"]["annotations"].get("form") == "later")
+
+    wait_until(anew, 60, "the trainer's own pod has changed, and so it is made in the later form")
+    rollout = rig.pods(f"syncline.dev/pool={JOB}-rollout")
+    assert [pod["metadata"]["annotations"].get("form") for pod in rollout] == [None, None]
+
+
+def uids(rig: Rig) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in rig.pods(f"syncline.dev/job={JOB}")}
 
 
 def test_a_launcher_outlives_its_api_server(rig: Rig, make: Make) -> None:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncline.scheduler.launch.kubernetes.manifests import Pool, objects, owner, pools, reference
+from syncline.scheduler.launch.kubernetes import manifests
+from syncline.scheduler.launch.kubernetes.manifests import APPLIED, Pool, objects, owner, pools, reference
 from syncline.scheduler.launch.kubernetes.plan import PodPlan, read
 from syncline.scheduler.launch.kubernetes.seen import plays
 from syncline.scheduler.launch.kubernetes.template import LOOK, PROCESSES, merge
@@ -149,6 +150,52 @@ def test_scaling_a_pool_changes_no_template() -> None:
     ]
     assert looks[0] == looks[1]
     assert [pool.pods for pool in small] != [pool.pods for pool in large]
+
+
+def asked(wanted: Placement, made_by: PodPlan, kept: str | None = None, uid: str = "u") -> dict[str, str]:
+    """Workload -> the digest by which a scheduler knows that it is as it should be."""
+    bodies = objects(pools(wanted, made_by), made_by, uid, kept)[1:]
+    return {body["metadata"]["name"]: body["metadata"]["annotations"][APPLIED] for body in bodies}
+
+
+def test_another_form_of_the_same_pod_asks_for_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later release writes pods in another form, and knows a key of the plan more: what runs is left alone."""
+    made_by, wanted, ours = plan(), placement(2, colocated=False), manifests.template
+    before = asked(wanted, made_by)
+
+    def later(*given: Any) -> dict[str, Any]:
+        made: dict[str, Any] = ours(*given)
+        made["spec"]["hostNetwork"] = False
+        return made
+
+    monkeypatch.setattr(manifests, "template", later)
+    assert asked(wanted, made_by) == before
+    kept = json.dumps(
+        json.loads(made_by.text()) | {"cache": {"sizeLimit": "50Gi"}}
+    )  # of another release's hand
+    assert asked(wanted, read(kept), made_by.text()) == before
+    assert owner("j1", read(kept), "{}", kept=made_by.text())["data"]["launcher.yaml"] == made_by.text()
+
+
+def test_what_a_pod_is_made_of_asks_for_a_new_one() -> None:
+    made_by, wanted = plan(), placement(2, colocated=False)
+    before = asked(wanted, made_by)
+    assert asked(wanted, made_by) == before
+    assert not before.items() & asked(wanted, plan(grace=90)).items()
+    assert not before.items() & asked(wanted, made_by, uid="another").items()
+    for changed in (
+        {"argv": ("python", "-m", "other")},
+        {"start": 900.0},
+        {"env": {"SYNCLINE_JOB": "j0123456789", "MORE": "1"}},
+    ):
+        processes = [
+            msgspec.structs.replace(one, **changed) if one.role == "sync" else one for one in wanted.processes
+        ]
+        after = asked(Placement(processes=tuple(processes)), made_by)
+        differ = {name for name in before if before[name] != after[name]}
+        assert differ == (
+            set() if "env" in changed else {"j0123456789-sync"}
+        )  # a pod takes over no such variable
 
 
 def test_colocated_engines_share_one_container_under_an_entry() -> None:

@@ -6,7 +6,8 @@ manifest that is wrong in itself, which is the job's failure.
 
 Two rules are kept here and not by controllers. No process name lives in two pods: a workload is made once nothing else
 plays its processes, which is how a switch of mode moves engines from one pool to another. And a job's pods are
-made by the plan that lay in `launcher.yaml` when the job began.
+made by the plan that lay in `launcher.yaml` when the job began, and made again only when that or their processes
+change: not because a scheduler of another release would write them down in another form.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class KubernetesLauncher:
         plan = self._plan_of(owner)
         self._keep_counts(job, owner, plan)
         pools = manifests.pools(placement, plan)
-        bodies = manifests.objects(pools, plan, owner["metadata"]["uid"])
+        bodies = manifests.objects(pools, plan, owner["metadata"]["uid"], owner["data"][PLAN])
         wanted = {body["metadata"]["name"]: body for body in bodies}
         for body in self._all(job):
             if body["metadata"]["name"] not in wanted:
@@ -138,8 +139,8 @@ class KubernetesLauncher:
         for name, body in wanted.items():
             if not self._held(job, name, plays.get(name, frozenset())):
                 self._bring(body)
-        for name, body in wanted.items():
-            self._replace_pods(job, name, look_of(body))
+        for body in wanted.values():
+            self._replace_pods(job, body)
 
     def _plan_of(self, owner: Raw) -> PodPlan:
         """The plan that the job began with."""
@@ -156,7 +157,7 @@ class KubernetesLauncher:
         self._counts = {name: count for name, count in self._counts.items() if name.startswith(f"{job}/")}
         text = msgspec.json.encode(self._counts, order="sorted").decode()
         if self._counts and text != kept:
-            self._api.apply(manifests.owner(job, plan, text, self._above()))
+            self._api.apply(manifests.owner(job, plan, text, self._above(), owner["data"][PLAN]))
 
     def _above(self) -> list[Raw]:
         """What jobs belong to. Raises `Missing` once that is gone: no job is begun under a release that ends."""
@@ -188,13 +189,14 @@ class KubernetesLauncher:
         else:
             self._delete(there)
 
-    def _replace_pods(self, job: str, pool: str, look: str | None) -> None:
+    def _replace_pods(self, job: str, wanted: Raw) -> None:
         """Delete pods that were made from an older template than their workload has, and those that are over."""
+        pool = wanted["metadata"]["name"]
         workload = next((body for body in self._all(job) if body["metadata"]["name"] == pool), None)
-        if workload is None or look is None or look_of(workload) != look:
+        if workload is None or _applied(workload) != _applied(wanted):
             return
         for pod in self._pods(job):
-            old = workload["kind"] == "StatefulSet" and look_of(pod) != look
+            old = workload["kind"] == "StatefulSet" and look_of(pod) != look_of(workload)
             if seen.pool_of(pod) == pool and (old or seen.over(pod)):
                 self._delete(pod)
 

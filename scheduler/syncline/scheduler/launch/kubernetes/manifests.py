@@ -25,7 +25,9 @@ from syncline.scheduler.launch.kubernetes.template import (
 )
 from syncline.scheduler.launch.launcher import Placement, Process
 
-APPLIED = "syncline.dev/applied"  # annotation: digest of the manifest as it was applied last
+APPLIED = (
+    "syncline.dev/applied"  # annotation: digest of what the object was made from, when it was applied last
+)
 PLAN = "launcher.yaml"  # key of the owner's data
 STARTS = "starts.json"
 ID = re.compile(r"[a-z][a-z0-9]{0,30}")
@@ -133,15 +135,16 @@ def _kept(process: Process) -> dict[str, str]:
     return {name: process.env[name] for name in KEPT if name in process.env and name != "SYNCLINE_WORKER"}
 
 
-def owner(job: str, plan: PodPlan, starts: str, above: Sequence[Raw] = ()) -> Raw:
+def owner(job: str, plan: PodPlan, starts: str, above: Sequence[Raw] = (), kept: str | None = None) -> Raw:
     """The job's ConfigMap: the plan that its pods are made by, and how often each process was started.
 
     above   references to what the job itself belongs to
+    kept    the plan as the job holds it, to the letter: another release may not write it as this one does
     """
     metadata: Raw = {"name": job, "labels": labels(plan, job, "job", job)}
     if above:
         metadata["ownerReferences"] = list(above)
-    data = {PLAN: plan.text(), STARTS: starts}
+    data = {PLAN: plan.text() if kept is None else kept, STARTS: starts}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
@@ -151,8 +154,11 @@ def reference(body: Raw) -> Raw:
     return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": uid}
 
 
-def objects(found: Sequence[Pool], plan: PodPlan, owner_uid: str) -> tuple[Raw, ...]:
-    """Everything else of the job, in the order of making. Raises `ValueError` for an override that cannot be."""
+def objects(found: Sequence[Pool], plan: PodPlan, owner_uid: str, kept: str | None = None) -> tuple[Raw, ...]:
+    """Everything else of the job, in the order of making. Raises `ValueError` for an override that cannot be.
+
+    kept   the plan as the job holds it, to the letter; None: a new job's
+    """
     if not found:
         return ()
     job = found[0].job
@@ -167,9 +173,24 @@ def objects(found: Sequence[Pool], plan: PodPlan, owner_uid: str) -> tuple[Raw, 
             "ports": [{"name": "health", "port": 8081, "protocol": "TCP"}],
         },
     }
-    return tuple(
-        _owned(body, job, owner_uid) for body in (service, *(workload(pool, plan) for pool in found))
-    )
+    text = plan.text() if kept is None else kept
+    made = ((workload(pool, plan), _asked(pool, text, owner_uid)) for pool in found)
+    return tuple(_owned(body, job, owner_uid, asked) for body, asked in ((service, None), *made))
+
+
+def _asked(pool: Pool, text: str, owner_uid: str) -> str:
+    """Digest of what a workload is made from: the job's plan and the pool's processes.
+
+    Not of the manifest: a release that writes the same down in another form leaves running pods alone (0017).
+    """
+    containers = {
+        name: [
+            [p.name, list(p.argv), {k: p.env[k] for k in KEPT if k in p.env}, p.start, p.restart] for p in own
+        ]
+        for name, own in pool.containers.items()
+    }
+    names = {name: list(patterns) for name, patterns in pool.names.items()}
+    return digest([text, owner_uid, pool.name, pool.role, pool.pods, containers, names])
 
 
 def workload(pool: Pool, plan: PodPlan) -> Raw:
@@ -217,12 +238,12 @@ def _gang(pool: Pool, plan: PodPlan, pod: Raw, metadata: Raw) -> Raw:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {**metadata, "labels": shown}, "spec": spec}
 
 
-def _owned(body: Raw, job: str, uid: str) -> Raw:
-    """`body` with its owner, and the digest by which a later turn knows that it has been applied."""
+def _owned(body: Raw, job: str, uid: str, asked: str | None) -> Raw:
+    """`body` with its owner, and the digest by which a later turn knows that it has been applied; None: its own."""
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": job, "uid": uid, "controller": True}
     metadata = {**body["metadata"], "ownerReferences": [reference]}
     whole = {**body, "metadata": metadata}
-    return {**whole, "metadata": {**metadata, "annotations": {APPLIED: digest(whole)}}}
+    return {**whole, "metadata": {**metadata, "annotations": {APPLIED: asked or digest(whole)}}}
 
 
 def look_of(body: Raw) -> str | None:
