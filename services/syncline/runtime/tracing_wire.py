@@ -172,7 +172,7 @@ def _record(span: Span, service: str, instance: str) -> SpanRecord:
 def _traceparent(link: Span.Link, what: str) -> str:
     trace, span = (
         _id(link.trace_id, 16, f"{what}: a link's trace_id"),
-        _id(link.span_id, 8, f"{what}: a link"),
+        _id(link.span_id, 8, f"{what}: a link's span_id"),
     )
     return traceparent_of(int(trace, 16), int(span, 16), link.flags & 0xFF)  # above: whether it was remote
 
