@@ -208,6 +208,41 @@ class RolloutEngineSuite:
                 best = cold_logits(cold, ids, self.kv).argmax(-1)
                 assert chunk.tokens == tuple(best[len(request.prompt) - 1 : -1].tolist())
 
+    def test_a_recorded_mask_is_the_cut_and_log_probs_are_over_it(
+        self, engine: RolloutEngine, forge: Forge
+    ) -> None:
+        cold, temperature, most = forge.cold(0), 0.7, 20
+        for top_p in (1.0, 0.6):
+            cut = requests(
+                5, length="stop", temperature=temperature, top_k=most, top_p=top_p, record_mask=True
+            )
+            whole = [replace(r, trajectory=r.trajectory + "x") for r in requests(2)]
+            found = run(engine, [*cut, *whole])
+            assert [chunk.mask for r in whole for chunk in found[r.trajectory]] == [None, None]
+            sizes = []
+            for request in cut:
+                (chunk,) = found[request.trajectory]
+                assert chunk.mask is not None
+                ids, first = [*request.prompt, *chunk.tokens], len(request.prompt)
+                rows_TV = cold_logits(cold, ids, self.kv)[first - 1 : -1].float() / temperature
+                sizes += list(chunk.mask.sizes)
+                for n, support in enumerate(chunk.mask.supports()):
+                    rest_V = rows_TV[n].clone()
+                    rest_V[list(support)] = -torch.inf
+                    assert rows_TV[n][list(support)].min() > rest_V.max() - self.bar
+                    left_V = torch.log_softmax(rows_TV[n][list(support)], -1)
+                    due = float(left_V[list(support).index(chunk.tokens[n])])
+                    assert abs(chunk.logprobs[n] - due) < self.bar
+                    if (
+                        top_p < 1
+                    ):  # the last id is the one that crosses it, counted from the whole or from the top-k
+                        best_V = torch.softmax(rows_TV[n], -1).sort(descending=True)[0]
+                        shares_V, of_k = best_V[: len(support)], float(best_V[:most].sum())
+                        assert float(shares_V[:-1].sum()) <= top_p + 1e-4
+                        assert float(shares_V.sum()) >= top_p * of_k - 1e-4
+            assert max(sizes) <= most
+            assert (set(sizes) == {most}) == (top_p == 1)
+
     def test_stop_tokens_end_a_response_and_not_before_the_least_length(self, engine: RolloutEngine) -> None:
         stop = engine.describe().stop_ids
         free = run(engine, requests(40, length="stop", max_tokens=200))

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from syncline.contract.job import JobSpec
+from syncline.contract.recorded import mask_of
 from syncline.trainer.engine import EngineAsleep, Sample, TrainerEngine
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
@@ -70,6 +71,7 @@ def changed(sample: Sample, **fields: Any) -> Sample:
         "advantage",
         "temperature",
         "routes",
+        "mask",
     )
     return Sample(**({name: getattr(sample, name) for name in names} | fields))
 
@@ -95,6 +97,10 @@ def stranger(folder: Path, some: Sequence[Sample]) -> list[list[float]]:
     out = []
     for s in some:
         logits_TV = model(torch.tensor([list(s.tokens)])).logits[0] / s.temperature
+        for p, support in zip(s.positions, s.mask.supports() if s.mask else (), strict=bool(s.mask)):
+            left_V = torch.full_like(logits_TV[p - 1], -torch.inf)
+            left_V[list(support)] = logits_TV[p - 1, list(support)]
+            logits_TV[p - 1] = left_V
         logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
         out.append([float(logprobs_TV[p - 1, s.tokens[p]]) for p in s.positions])
     return out
@@ -132,6 +138,38 @@ class TrainerEngineSuite:
         alone = [engine.score([s])[0] for s in some]
         assert widest(engine.score(some), alone) < 1e-5
         assert widest(engine.score(some[::-1])[::-1], alone) < 1e-5
+
+    def test_a_sampling_mask_is_scored_and_trained_as_what_it_leaves(
+        self, make: MakeEngine, tmp_path: Path
+    ) -> None:
+        engine = self.awake(make, spec_of())
+        engine.step(samples(), 1)
+        before = weights(engine, tmp_path / "v")
+        some, r = samples(6, seed=1, temperature=0.7), random.Random(0)
+        cut = [
+            changed(s, mask=mask_of([{s.tokens[p], *r.sample(range(100), 9)} for p in s.positions]))
+            for s in some
+        ]
+        mixed = [*cut[:3], *some[3:]]
+        assert widest(engine.score(mixed), stranger(tmp_path / "v", mixed)) < 1e-5
+        assert widest(engine.score(cut), engine.score(some)) > 0.1
+        alone = [changed(s, mask=mask_of([[s.tokens[p]] for p in s.positions])) for s in some]
+        result = engine.step(alone, 2)
+        assert max(max(row) for row in result.logprobs) == 0
+        assert distance(before, weights(engine, tmp_path / "alone")) == 0, "one id has nothing to gain"
+        result = engine.step(cut, 3)
+        assert widest(result.logprobs, stranger(tmp_path / "v", cut)) < 1e-5
+        assert distance(before, weights(engine, tmp_path / "cut")) > 0
+
+    def test_a_mask_of_the_whole_vocabulary_is_none(self, make: MakeEngine, tmp_path: Path) -> None:
+        some = samples(4, seed=3)
+        whole = [changed(s, mask=mask_of([range(100)] * len(s.positions))) for s in some]
+        moved = []
+        for name, given in (("none", some), ("whole", whole)):
+            engine = self.awake(make, spec_of())
+            engine.step(given, 1)
+            moved.append(weights(engine, tmp_path / name))
+        assert distance(*moved) == 0
 
     def test_each_sample_has_its_own_temperature(self, make: MakeEngine) -> None:
         engine = self.awake(make, spec_of())

@@ -182,6 +182,13 @@ def test_problems_beyond_fifty_are_counted() -> None:
         ({"batch": {"group_size": 1}}, "batch.group_size"),
         ({"sampling": {"top_p": 0.9}, "loss": {"correction": {"kind": "mask"}}}, "sampling.top_p"),
         ({"sampling": {"top_k": 5}, "loss": {"kind": "gspo"}}, "sampling.top_k"),
+        ({"sampling": {"record_mask": True}}, "sampling.record_mask"),
+        ({"sampling": {"record_mask": True, "top_k": 1}}, "sampling.top_k"),
+        ({"sampling": {"record_mask": True, "top_p": 0.9}, "rollout": {"engine": "sglang"}}, "sampling.top_k"),
+        (
+            {"sampling": {"record_mask": True, "top_k": 4097}, "rollout": {"engine": "sglang"}},
+            "sampling.top_k",
+        ),
         ({"schedule": {"mode": "disjoint", "max_lag": 0}}, "schedule.max_lag"),
         ({"precision": {"recipe": "bf61"}}, "precision.recipe"),
         ({"rollout": {"workers": 2, "pace": [1.0]}}, "rollout.pace"),

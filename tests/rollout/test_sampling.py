@@ -27,7 +27,7 @@ def drawn(
     )
     grid_R = (torch.arange(ROWS, dtype=torch.float64) + 0.5) / ROWS
     held_R = torch.full((ROWS,), suppress) if suppress else None
-    tokens_R, logprobs_R = draw(LOGITS_V.expand(ROWS, -1), grid_R, cuts, held_R, STOPS)
+    tokens_R, logprobs_R, _ = draw(LOGITS_V.expand(ROWS, -1), grid_R, cuts, held_R, STOPS)
     recorded_V = torch.full_like(LOGITS_V, float("nan"))
     recorded_V[tokens_R] = logprobs_R
     return torch.bincount(tokens_R, minlength=len(LOGITS_V)) / ROWS, recorded_V
@@ -74,7 +74,7 @@ def test_suppressed_stop_tokens_are_not_drawn_and_the_log_probs_do_not_see_it() 
 
 def test_rows_with_and_without_cuts_do_not_touch_one_another() -> None:
     cuts = Cuts(torch.ones(2, 1), torch.ones(2, 1, dtype=torch.float64), torch.tensor([[1], [0]]), True)
-    tokens_R, _ = draw(LOGITS_V.expand(2, -1), torch.tensor([0.999, 0.999]).double(), cuts, None, STOPS)
+    tokens_R, _, _ = draw(LOGITS_V.expand(2, -1), torch.tensor([0.999, 0.999]).double(), cuts, None, STOPS)
     assert tokens_R.tolist() == [0, 5]
 
 

@@ -66,6 +66,9 @@ class Pair:
     def __init__(
         self, spec: JobSpec, models: Path, folder: Path, rollout: MakeRollout = reference_engine
     ) -> None:
+        # a score is of the whole distribution, whatever the job records: so are the log-probs that it is compared with
+        whole = spec.sampling.model_copy(update={"record_mask": False})
+        spec = spec.model_copy(update={"sampling": whole})
         self.spec, self.models, self.folder = spec, models, folder
         self.contract = spec.contract()
         self.updates = 0

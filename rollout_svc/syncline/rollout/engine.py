@@ -15,13 +15,15 @@ from typing import Literal, Protocol
 import msgspec
 
 from syncline.contract.precision_trace import ComponentTrace
+from syncline.contract.recorded import SamplingMask
 from syncline.contract.schemes import KvFormat
 from syncline.contract.version_path import SignedManifest, VersionId
 from syncline.runtime.store import BlobStore
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are drawn. Log-probs are recorded as `SamplingConvention(logprob="scaled")` says.
+    """How tokens are drawn. Log-probs are recorded as `SamplingConvention(logprob="scaled")` says; with `record_mask`
+    as "processed", beside the ids that the cut left.
 
     With `length="lognormal"` the response has a length drawn from the request's seed, capped at `max_tokens`,
     and stop tokens are suppressed: in sampling alone, the recorded log-probs do not see it.
@@ -35,6 +37,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     length: Literal["stop", "lognormal"] = "stop"
     length_sigma: float = 1.0
     length_median: int = 8
+    record_mask: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -78,6 +81,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     ended: float
     finish: Literal["stop", "length"] | None = None  # None: the request goes on in another chunk
     experts: Experts | None = None  # with `finish`, if asked for and the model routes
+    mask: SamplingMask | None = None  # of these tokens, if asked for
     prefill: float = 0.0
     decode: float = 0.0
 

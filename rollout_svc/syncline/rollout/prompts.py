@@ -70,10 +70,16 @@ def sampling_of(spec: JobSpec) -> Sampling:
         length=s.length,
         length_sigma=s.length_sigma,
         length_median=s.length_median,
+        record_mask=s.record_mask,
     )
 
 
 def convention_of(spec: JobSpec) -> SamplingConvention:
     """Under which distribution the engine's log-probs are recorded."""
     s = spec.sampling
-    return SamplingConvention(logprob="scaled", temperature=s.temperature, top_p=s.top_p, top_k=s.top_k)
+    return SamplingConvention(
+        logprob="processed" if s.record_mask else "scaled",
+        temperature=s.temperature,
+        top_p=s.top_p,
+        top_k=s.top_k,
+    )

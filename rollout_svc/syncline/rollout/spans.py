@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from syncline.contract.events import WorkItem
+from syncline.contract.recorded import SamplingMask, joined
 from syncline.contract.token_path import (
     SamplingConvention,
     Segment,
@@ -40,6 +41,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     experts: Experts | None
     prefill: float
     decode: float
+    mask: SamplingMask | None = None
 
 
 def fold(chunks: Sequence[Chunk], worker: str) -> Sampled:
@@ -67,6 +69,10 @@ def fold(chunks: Sequence[Chunk], worker: str) -> Sampled:
     last = chunks[-1]
     if last.finish is None:
         raise BadChunks(f"trajectory {last.trajectory}: the last chunk does not say how it ended")
+    try:
+        mask = joined([chunk.mask for chunk in chunks])
+    except ValueError as error:
+        raise BadChunks(f"trajectory {last.trajectory}: {error}") from None
     return Sampled(
         tokens=tuple(tokens),
         logprobs=tuple(logprobs),
@@ -76,6 +82,7 @@ def fold(chunks: Sequence[Chunk], worker: str) -> Sampled:
         experts=last.experts,
         prefill=last.prefill,
         decode=last.decode,
+        mask=mask,
     )
 
 
@@ -163,5 +170,6 @@ def trajectory(
             expert_ids=experts.data if experts else None,
             expert_shape=experts.shape if experts else None,
             expert_dtype=experts.dtype if experts else None,
+            mask=sampled.mask,
         )
     )

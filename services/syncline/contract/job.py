@@ -52,7 +52,11 @@ class SamplingSpec(_Part):
     )
     length_sigma: float = Field(1.0, gt=0, le=3)
     length_median: int = Field(8, ge=1)
-    record_mask: bool = Field(False, description="record the top-p/top-k support (not yet offered)")
+    record_mask: bool = Field(
+        False,
+        description="record the ids that top-p and top-k leave at each token: log-probs of rollout and trainer are "
+        "then those of the cut distribution, which importance corrections need",
+    )
 
 
 class BatchSpec(_Part):

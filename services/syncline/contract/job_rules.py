@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from syncline.contract import evaluation_rules, prompts_spec, secrets_rules, support, validation_spec
+from syncline.contract import (
+    evaluation_rules,
+    prompts_spec,
+    secrets_rules,
+    sglang_rules,
+    support,
+    validation_spec,
+)
 from syncline.contract.job import JobSpec, Problem, RewardSpec
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.precision_rules import contradictions
@@ -41,12 +48,18 @@ def _sampling(spec: JobSpec) -> Iterator[Problem]:
         yield _problem(
             "sampling.top_p" if sampling.top_p < 1 else "sampling.top_k",
             "an importance correction needs the true sampling distribution, and the cut support is not recorded",
-            "set top_p = 1 and top_k = 0, or loss.correction.kind = 'none' with loss.kind = 'ppo'",
+            "set sampling.record_mask = true, or top_p = 1 and top_k = 0, or loss.correction.kind = 'none' with "
+            "loss.kind = 'ppo'",
         )
-    if sampling.record_mask:
+    if sampling.record_mask and not cut:
         yield _problem(
-            "sampling.record_mask", "recording the sampling mask is not offered yet", "set it to false"
+            "sampling.record_mask", "top_p 1 and top_k 0 cut nothing: there is no mask", "set it to false"
         )
+    if sampling.record_mask and sampling.top_k == 1:
+        message = (
+            "1 leaves one id at each token: its log-prob is 0 whatever the weights are, and trains nothing"
+        )
+        yield _problem("sampling.top_k", message, "at least 2, or record_mask = false")
     if sampling.min_tokens > sampling.max_tokens:
         yield _problem(
             "sampling.min_tokens", "is larger than sampling.max_tokens", f"use at most {sampling.max_tokens}"
@@ -246,25 +259,6 @@ def _limits(spec: JobSpec, contract: PrecisionContract) -> Iterator[Problem]:
         yield _problem("schedule.in_flight", message, f"set it to {contract.in_flight!r}")
 
 
-def _sglang(spec: JobSpec) -> Iterator[Problem]:
-    """What an SGLang server, with one buffer of weights, cannot do."""
-    if spec.rollout.engine != "sglang":
-        return
-    schedule, sampling = spec.schedule, spec.sampling
-    if schedule.in_flight == "continue_old":
-        message = "'continue_old' needs two versions in one engine, and SGLang holds one"
-        yield _problem("schedule.in_flight", message, "use 'drain' or 'in_place'")
-    if schedule.kv == "carried":
-        message = "'carried': a server frozen with its contexts cannot score the canaries of a version"
-        yield _problem("schedule.kv", message, "use 'recomputed'")
-    if sampling.length == "stop" and sampling.min_tokens > 0:
-        message = "SGLang masks stop tokens before it takes log-probs, which are then of another distribution"
-        yield _problem("sampling.min_tokens", message, "set it to 0")
-    if sampling.top_k == 1 and sampling.temperature != 1.0:
-        message = "1 with a temperature: SGLang reports log-probs of greedy tokens without it"
-        yield _problem("sampling.top_k", message, "set sampling.temperature = 1")
-
-
 def _validation(spec: JobSpec) -> Iterator[Problem]:
     for path, message, hint in validation_spec.contradictions(
         spec.validation, spec.kind, spec.rollout.engine
@@ -282,7 +276,7 @@ RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _prompts,
     _transfer,
     _precision,
-    _sglang,
+    sglang_rules.problems,
     _rest,
     _validation,
     evaluation_rules.problems,

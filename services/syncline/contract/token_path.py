@@ -17,6 +17,13 @@ from typing import Literal
 import msgspec
 
 from syncline.contract.hops import Hop
+from syncline.contract.recorded import (
+    SamplingMask,
+    expert_contradiction,
+    mask_contradiction,
+    mask_fields,
+    mask_from,
+)
 from syncline.contract.turns import Turn, contradiction
 from syncline.contract.version_path import VersionId
 
@@ -129,6 +136,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     loss_mask     bytes      [S]  1: the token takes part in the loss
     expert_ids    bytes or None   [expert_tokens, layers, topk] of uint8 or uint16, little-endian, C order;
                                   expert_tokens = T - 1 (the last sampled token is never fed back)
+    mask          what top-p and top-k left at each sampled token; None: not recorded
     """
 
     job: str
@@ -152,6 +160,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     expert_ids: bytes | None = None
     expert_shape: tuple[int, int, int] | None = None
     expert_dtype: Literal["u1", "u2"] | None = None
+    mask: SamplingMask | None = None
 
     @property
     def sampled(self) -> int:
@@ -187,7 +196,7 @@ _SURELY = bytes((*range(0x37), *range(0x80, 0xF1)))
 
 def check(trajectory: Trajectory) -> Trajectory:
     """Return `trajectory` if all its parts agree, else raise `BadTrajectory` naming the part."""
-    for complaint in (_segments(trajectory), _arrays(trajectory), _spans(trajectory), _experts(trajectory)):
+    for complaint in (_segments(trajectory), _arrays(trajectory), _spans(trajectory), _extras(trajectory)):
         if complaint:
             raise BadTrajectory(f"trajectory {trajectory.trajectory}: {complaint}")
     return trajectory
@@ -238,17 +247,10 @@ def _spans(t: Trajectory) -> str:
     return ""
 
 
-def _experts(t: Trajectory) -> str:
-    parts = (t.expert_ids, t.expert_shape, t.expert_dtype)
-    if t.expert_ids is None or t.expert_shape is None or t.expert_dtype is None:
-        together = all(part is None for part in parts)
-        return "" if together else "expert_ids, expert_shape and expert_dtype come together or not at all"
-    tokens, layers, topk = t.expert_shape
-    if tokens != len(t.tokens) - 1:
-        return f"expert ids for {tokens} tokens, expected {len(t.tokens) - 1}"
-    if len(t.expert_ids) != tokens * layers * topk * (1 if t.expert_dtype == "u1" else 2):
-        return f"expert ids of {len(t.expert_ids)} bytes for shape {t.expert_shape}"
-    return ""
+def _extras(t: Trajectory) -> str:
+    experts = expert_contradiction(len(t.tokens), t.expert_ids, t.expert_shape, t.expert_dtype)
+    processed = t.convention.logprob == "processed"
+    return experts or mask_contradiction(t.mask, t.sampled_ids() if t.mask else (), processed)
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -286,6 +288,7 @@ def encode(trajectory: Trajectory) -> dict[bytes, bytes]:
         b"t": trajectory.tokens.tobytes(),
         b"l": trajectory.logprobs.tobytes(),
         b"m": trajectory.loss_mask,
+        **mask_fields(trajectory.mask),
     }
     if trajectory.expert_ids is not None:
         fields[b"x"] = trajectory.expert_ids
@@ -298,8 +301,8 @@ def decode(fields: Mapping[bytes, bytes]) -> Trajectory:
     if missing:
         raise BadTrajectory(f"trajectory entry without fields {sorted(m.decode() for m in missing)}")
     try:
-        header = _HEADER.decode(fields[b"h"])
-    except msgspec.MsgspecError as error:
+        header, mask = _HEADER.decode(fields[b"h"]), mask_from(fields)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise BadTrajectory(f"trajectory header: {error}") from None
     if len(fields[b"t"]) % 4 or len(fields[b"l"]) % 4:
         raise BadTrajectory(f"trajectory {header.trajectory}: array bytes are no multiple of 4")
@@ -308,11 +311,8 @@ def decode(fields: Mapping[bytes, bytes]) -> Trajectory:
     logprobs: array[float] = array("f")
     logprobs.frombytes(fields[b"l"])
     head = {name: getattr(header, name) for name in _HEADER_FIELDS}
-    return check(
-        Trajectory(
-            **head, tokens=tokens, logprobs=logprobs, loss_mask=fields[b"m"], expert_ids=fields.get(b"x")
-        )
-    )
+    arrays = {"tokens": tokens, "logprobs": logprobs, "loss_mask": fields[b"m"], "mask": mask}
+    return check(Trajectory(**head, **arrays, expert_ids=fields.get(b"x")))
 
 
 class Reward(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
+from syncline.contract.recorded import SamplingMask
 from syncline.contract.token_path import (
     SamplingConvention,
     Segment,
@@ -61,6 +62,8 @@ SCHEMA = pa.schema(
         ("expert_ids", pa.large_binary()),
         ("expert_shape", pa.list_(pa.int32())),
         ("expert_dtype", pa.string()),
+        ("mask_sizes", pa.list_(pa.int32())),  # null: no sampling mask was recorded
+        ("mask_ids", pa.list_(pa.int32())),
         ("sampled", pa.int32()),
         ("span_count", pa.int32()),
         ("reward_state", pa.string()),
@@ -127,6 +130,8 @@ def row_of(t: Trajectory) -> dict[str, Any]:
         "timing": msgspec.structs.asdict(t.timing),
         "turns": msgspec.json.encode(t.turns).decode() if t.turns else None,
         "expert_shape": None if t.expert_shape is None else list(t.expert_shape),
+        "mask_sizes": None if t.mask is None else t.mask.sizes.tolist(),
+        "mask_ids": None if t.mask is None else t.mask.ids.tolist(),
     }
 
 
@@ -148,8 +153,15 @@ def trajectory_of(raw: dict[str, Any], tokens: array[int], logprobs: array[float
             timing=Timing(**raw["timing"]),
             turns=_TURNS.decode(raw["turns"]) if raw.get("turns") else (),
             expert_shape=None if shape is None else (shape[0], shape[1], shape[2]),
+            mask=_mask(raw),
         )
     )
+
+
+def _mask(raw: dict[str, Any]) -> SamplingMask | None:
+    """Segments of before the mask have no such columns."""
+    sizes, ids = raw.get("mask_sizes"), raw.get("mask_ids")
+    return None if sizes is None or ids is None else SamplingMask(array("i", sizes), array("i", ids))
 
 
 def column_floats(table: pa.Table, name: str, code: Literal["i", "f"] = "f") -> list[array[Any]]:

@@ -61,6 +61,7 @@ def sample_of(t: Trajectory, loss_mask: bytes, advantage: float) -> Sample:
         advantage=advantage,
         temperature=t.convention.temperature,
         routes=_routes(t),
+        mask=t.mask,
     )
 
 
@@ -136,7 +137,7 @@ def _unfit(t: Trajectory, spec: JobSpec, contract: str) -> str:
     if t.contract != contract:
         return f"sampled under precision contract {t.contract[:12]}, the job has {contract[:12]}"
     cut = t.convention.top_p < 1 or t.convention.top_k > 0
-    if t.convention.logprob == "processed" and cut:
+    if t.convention.logprob == "processed" and cut and t.mask is None:
         return "its log-probs are those of a cut distribution, and the cut is not recorded"
     if spec.trainer.router_replay and t.expert_ids is None:
         return "it has no expert ids, and trainer.router_replay replays every trajectory"

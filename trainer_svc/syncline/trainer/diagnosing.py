@@ -47,6 +47,7 @@ class Asked:
     logprobs: dict[str, array[float]] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)  # fields of `Diagnostics` over all loss tokens
     unmeasured: dict[str, str] = field(default_factory=dict)
+    unasked: str = ""  # why there is no question
 
     @property
     def complete(self) -> bool:
@@ -215,7 +216,7 @@ def diagnose(asked: Asked, contract: str, closed: str, at: float) -> tuple[Diagn
             continue
         probed, rows, pairs = probed + 1, rows + tokens, pairs + pair
     unmeasured = {"answers": "; ".join(whys)} if whys else {}
-    nothing = unmeasured.get("answers", "the update trained no trajectory")
+    nothing = unmeasured.get("answers", asked.unasked or "the update trained no trajectory")
     columns = columns_of(rows, asked.version, nothing)
     unmeasured |= columns.unmeasured | asked.unmeasured
     fields = _aggregates(columns.terms)

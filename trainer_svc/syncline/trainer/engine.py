@@ -17,6 +17,7 @@ from torch import Tensor
 
 from syncline.contract.job import JobSpec
 from syncline.contract.precision_trace import ComponentTrace
+from syncline.contract.recorded import SamplingMask
 from syncline.numerics.route_agreement import RouteCounts
 from syncline.reference.routes import RecordedRoutes
 from syncline.trainer.loss import Tally
@@ -43,6 +44,8 @@ class Sample:
     behaviour   array('f') [S]  log-probs recorded at sampling
     loss_mask   bytes      [S]  1: the token takes part in the loss
     routes      expert ids of the first T - 1 tokens; None: not recorded
+    mask        what top-k and top-p left at each sampled token: `behaviour` and the trainer's log-probs are over those
+                ids alone; None: over the whole vocabulary
     """
 
     trajectory: str
@@ -53,6 +56,7 @@ class Sample:
     advantage: float
     temperature: float
     routes: RecordedRoutes | None = None
+    mask: SamplingMask | None = None
 
 
 @dataclass(frozen=True)

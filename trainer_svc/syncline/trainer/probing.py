@@ -32,6 +32,7 @@ from syncline.trainer.engine import StepResult, TrainerEngine
 _LOG = logging.getLogger(__name__)
 CAP, CAP_DIAGNOSTICS = 1_000, 100_000
 NOISES = 64  # comparisons of decode with prefill that one record takes in
+_MASKED = "log-probs are taken over the sampling mask (sampling.record_mask), and rollout scores without it"
 SETTLE = 1.0  # seconds for which a trainer that was told to stop waits for answers
 
 
@@ -86,7 +87,8 @@ class Probing:
         wanted = self._spec.diagnostics
         if wanted.trajectories == 0 or (segment.update - 1) % wanted.every:
             return
-        rows = choose(segment.rows, wanted.trajectories, self._job, segment.update)
+        masked = self._spec.sampling.record_mask
+        rows = [] if masked else choose(segment.rows, wanted.trajectories, self._job, segment.update)
         samples = [sample_of(row.trajectory, row.used_mask, row.advantage) for row in rows]
         routes = self._engine.free_routes(samples)
         questions = {}
@@ -103,7 +105,8 @@ class Probing:
             )
             self._bus.append(self._probes, probe, cap=CAP)
             questions[sample.trajectory] = Question(row, probe, None if routes is None else routes[i])
-        self._open, self._segment = Asked(segment.update, segment.base, questions), segment
+        asked = Asked(segment.update, segment.base, questions, unasked=_MASKED if masked else "")
+        self._open, self._segment = asked, segment
 
     def scored(self, result: StepResult) -> None:
         """Take the trainer's own log-probs of the update that was asked about."""

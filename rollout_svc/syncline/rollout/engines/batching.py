@@ -164,7 +164,7 @@ class Batch:
         end = first + logits_RV.shape[0]
         table.refill_uniforms(first, end)
         suppressed = table.sampled[first:end] < table.least[first:end]
-        tokens_R, logprobs_R = draw(
+        tokens_R, logprobs_R, support_RV = draw(
             logits_RV,
             torch.from_numpy(table.uniforms_now(first, end)),
             table.cuts(first, end),
@@ -173,6 +173,8 @@ class Batch:
         )
         tokens = tokens_R.numpy()
         table.record(first, end, tokens, logprobs_R.numpy())
+        if support_RV is not None:
+            table.record_masks(first, support_RV.numpy())
         self.sampled += end - first
         stopped = self._is_stop[tokens]
         done = stopped | (table.sampled[first:end] >= table.most[first:end])

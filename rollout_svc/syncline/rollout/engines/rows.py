@@ -7,13 +7,14 @@ token.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from syncline.contract.recorded import mask_of
 from syncline.contract.version_path import VersionId
 from syncline.rollout.engine import Chunk, Experts, Request
 from syncline.rollout.engines.sampling import UNIFORMS, Cuts, Draws
@@ -32,6 +33,7 @@ class Row:
     told: int = 0  # sampled tokens that chunks have carried away
     context: Literal["recomputed", "carried"] = "recomputed"
     carried_age: int = 0
+    masks: list[list[int]] = field(default_factory=list)  # of each sampled token, if they are recorded
 
     def carry(self, version: VersionId, limit: int | None) -> bool:
         """Keep the context under `version` if it is at most `limit` versions old. False: it must be made
@@ -63,6 +65,7 @@ class RowTable:
         self._top_p = torch.ones(limit, 1, dtype=torch.float64)
         self._top_k = torch.zeros(limit, 1, dtype=torch.int64)
         self._cutting = 0  # rows with top-p or top-k
+        self._masked = 0  # rows that record what it leaves
         self._draws: list[Draws] = []
         self._routes: NDArray[np.unsignedinteger] | None = None  # [N, T, L, K]
         self._limit = limit
@@ -115,8 +118,13 @@ class RowTable:
 
     def cuts(self, first: int, end: int) -> Cuts:
         """Sampling parameters of the rows."""
+        recorded = [row.request.sampling.record_mask for row in self.rows[first:end]] if self._masked else []
         return Cuts(
-            self._temperature[first:end], self._top_p[first:end], self._top_k[first:end], self._cutting > 0
+            self._temperature[first:end],
+            self._top_p[first:end],
+            self._top_k[first:end],
+            self._cutting > 0,
+            torch.tensor(recorded) if recorded else None,
         )
 
     def record(self, first: int, end: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
@@ -127,6 +135,12 @@ class RowTable:
         self._logprobs[rows, at] = logprobs
         self.last[first:end] = tokens
         self.sampled[first:end] += 1
+
+    def record_masks(self, first: int, support: NDArray[np.bool_]) -> None:
+        """Write the support [R, V] of the tokens just sampled by the rows from `first` on, where it is recorded."""
+        for row, kept in zip(self.rows[first : first + len(support)], support, strict=True):
+            if row.request.sampling.record_mask:
+                row.masks.append(np.flatnonzero(kept).tolist())
 
     # ---- expert ids
     def record_prompt_routes(self, first: int, routes: NDArray[np.unsignedinteger]) -> None:
@@ -182,6 +196,7 @@ class RowTable:
             ended=now,
             finish=finish,
             experts=experts,
+            mask=mask_of(row.masks[start:end]) if row.request.sampling.record_mask else None,
             prefill=row.prefill,
             decode=time.monotonic() - row.started - row.prefill if finish else 0.0,
         )
@@ -198,3 +213,4 @@ class RowTable:
         sampling = row.request.sampling
         self.experts_wanted += by * row.request.experts
         self._cutting += by * (sampling.top_p < 1 or sampling.top_k > 0)
+        self._masked += by * sampling.record_mask

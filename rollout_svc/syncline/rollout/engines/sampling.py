@@ -44,19 +44,21 @@ class Draws:
 
 class Cuts(msgspec.Struct, frozen=True):
     """Per-row parameters of a draw: temperature [R, 1], top_p [R, 1], top_k [R, 1] (0: none); `any`: a row
-    cuts.
+    cuts. `recorded` [R] bool: rows whose log-probs are taken after the cut, with its mask; None: no row's.
     """
 
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
     any: bool
+    recorded: Tensor | None = None
 
 
 def draw(
     logits: Tensor, uniforms: Tensor, cuts: Cuts, suppressed: Tensor | None, stop_ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Tokens [R] (int64) and their scaled log-probs [R] (float32) from `logits` [R, V].
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens [R] (int64) and their log-probs [R] (float32) from `logits` [R, V]: scaled, and of `cuts.recorded` rows
+    processed. Then the support [R, V] (bool) that tokens were drawn from, if a row's is recorded.
 
     suppressed   [R] bool: rows that may not draw a stop token; None: all may
     """
@@ -72,7 +74,13 @@ def draw(
     cumulative_RV = weights_RV.cumsum(-1)
     at_R1 = (uniforms * cumulative_RV[:, -1])[:, None]
     tokens_R1 = torch.searchsorted(cumulative_RV, at_R1, right=True)
-    return tokens_R1[:, 0], logprobs_RV.gather(-1, tokens_R1)[:, 0]
+    scaled_R = logprobs_RV.gather(-1, tokens_R1)[:, 0]
+    if cuts.recorded is None:
+        return tokens_R1[:, 0], scaled_R, None
+    support_RV = weights_RV > 0
+    cut_RV = torch.log_softmax(logprobs_RV.masked_fill(~support_RV, -torch.inf), dim=-1)
+    processed_R = cut_RV.gather(-1, tokens_R1)[:, 0]
+    return tokens_R1[:, 0], torch.where(cuts.recorded, processed_R, scaled_R), support_RV
 
 
 def _cut(weights_RV: Tensor, cuts: Cuts) -> Tensor:

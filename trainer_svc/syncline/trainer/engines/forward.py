@@ -6,6 +6,7 @@ vocabulary.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from transformers import PreTrainedModel
 
 from syncline.trainer.engine import Sample
 
+_NEVER = -1e30
+"""Logit of what a mask leaves out: its probability is 0, and 0 times it is no NaN."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -27,6 +31,8 @@ class Rows:
     target_N                        the sampled token
     temperature_N                   float32
     lengths_B                       sampled tokens per row
+    kept                            (token of N, id) [2, M] of all sampling masks, and which tokens [N] have none;
+                                    None: no token has one
     """
 
     ids_BT: Tensor
@@ -37,6 +43,7 @@ class Rows:
     target_N: Tensor
     temperature_N: Tensor
     lengths_B: Tensor
+    kept: tuple[Tensor, Tensor] | None = None
 
 
 def fed(sample: Sample) -> int:
@@ -69,11 +76,41 @@ def rows_of(samples: Sequence[Sample], device: torch.device) -> Rows:
         target_N=target_N.to(device),
         temperature_N=temperature_B.repeat_interleave(lengths_B).to(device),
         lengths_B=lengths_B.to(device),
+        kept=_kept(samples, device),
     )
 
 
+def _kept(samples: Sequence[Sample], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    if all(s.mask is None for s in samples):
+        return None
+    sizes, ids, whole = array("i"), array("i"), bytearray()
+    for s in samples:
+        count = len(s.positions)
+        sizes.extend(array("i", [0] * count) if s.mask is None else s.mask.sizes)
+        ids.extend(array("i") if s.mask is None else s.mask.ids)
+        whole += bytes([s.mask is None]) * count
+    of_M = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    pairs = torch.stack([of_M, torch.tensor(ids, dtype=torch.int64)])
+    return pairs.to(device), torch.tensor(list(whole)).bool().to(device)
+
+
+def cut(scaled_NV: Tensor, rows: Rows, first: int = 0) -> Tensor:
+    """Logits of which each token's sampling mask leaves the ids that it names; the others get no probability.
+
+    first   vocabulary id of column 0
+    """
+    if rows.kept is None:
+        return scaled_NV
+    (of_M, id_M), whole_N = rows.kept
+    here_M = (id_M >= first) & (id_M < first + scaled_NV.shape[1])
+    left_NV = whole_N[:, None].expand_as(scaled_NV).clone()
+    left_NV[of_M[here_M], id_M[here_M] - first] = True
+    return scaled_NV.masked_fill(~left_NV, _NEVER)
+
+
 def sampled_logprobs(model: PreTrainedModel, rows: Rows, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    """log-softmax(logits / temperature) at the sampled ids, and the entropy there: float32 [N] each.
+    """log-softmax(logits / temperature) at the sampled ids, and the entropy there: float32 [N] each. Both are over the
+    sampling mask, where a sample has one.
 
     Only positions that predict a sampled token pass the output head. The entropy carries a gradient if asked to.
     """
@@ -84,7 +121,7 @@ def sampled_logprobs(model: PreTrainedModel, rows: Rows, entropy_gradient: bool)
             position_ids=rows.positions_BT,
             use_cache=False,
         ).logits
-    scaled_NV = logits_1NV[0].float() / rows.temperature_N[:, None]
+    scaled_NV = cut(logits_1NV[0].float() / rows.temperature_N[:, None], rows)
     if entropy_gradient:
         logprobs_NV = torch.log_softmax(scaled_NV, dim=-1)
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)

@@ -7,11 +7,14 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from syncline.contract.recorded import mask_of
+from syncline.contract.sglang_rules import MASK_MOST
 from syncline.contract.version_path import VersionId
 from syncline.rollout.engine import Chunk, Request, Sampling
 from syncline.rollout.engines.sampling import Draws
@@ -19,6 +22,9 @@ from syncline.rollout.engines.sglang.labels import Attested, Untrue, attested, d
 
 Routing = tuple[int, int, int, int]
 """(all layers, routing layers, top-k, experts) of a model that routes."""
+
+
+_ROUNDING = 1e-3  # nats, of a log-prob that is the log of a float32 probability
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,8 @@ class Flight:
         }
         if self.request.experts:
             body["return_routed_experts"] = True
+        if sampling.record_mask:
+            body["return_sampling_mask"] = True
         return body
 
     def land(self, reply: dict[str, Any], routing: Routing | None) -> list[tuple[Attested, Chunk]]:
@@ -97,6 +105,9 @@ class Flight:
             raise Untrue(
                 f"trajectory {self.request.trajectory}: log-probs are of other tokens than the output"
             )
+        logprobs, mask = [float(row[0]) for row in rows], None
+        if self.request.sampling.record_mask:
+            logprobs, mask = processed(self.request.trajectory, meta, tokens, logprobs)
         finish = finish_of(meta) or self._end(tokens)
         start, now = len(self.tokens), time.time()
         if routing is not None and self.request.experts:
@@ -111,7 +122,8 @@ class Flight:
                 trajectory=self.request.trajectory,
                 start=start + span.start,
                 tokens=tuple(tokens[span.start : span.end]),
-                logprobs=tuple(float(row[0]) for row in rows[span.start : span.end]),
+                logprobs=tuple(logprobs[span.start : span.end]),
+                mask=None if mask is None else mask_of(mask[span.start : span.end]),
                 version=sent.version,
                 digest=sent.digest,
                 adapter=sent.adapter,
@@ -150,6 +162,30 @@ class Flight:
         self.routes.append(ids[self.fed :])
 
 
+def processed(
+    trajectory: str, meta: Mapping[str, Any], tokens: Sequence[int], scaled: Sequence[float]
+) -> tuple[list[float], list[list[int]]]:
+    """Log-probs after the cut, and the ids that it left, of a reply's output tokens.
+
+    scaled   the same tokens' log-probs before the cut, which none of the others can be below
+    Raises `Untrue` for a mask that cannot be that of these tokens.
+    """
+    masks: list[list[int]] = meta.get("output_token_sampling_mask") or []
+    found = [float(value) for value in meta.get("output_token_sampling_logprobs") or []]
+    if not len(masks) == len(found) == len(tokens):
+        raise Untrue(
+            f"trajectory {trajectory}: sampling masks of {len(masks)} and log-probs of {len(found)} of "
+            f"{len(tokens)} tokens"
+        )
+    for token, mask, after, before in zip(tokens, masks, found, scaled, strict=True):
+        if token not in mask or after < before - _ROUNDING:
+            raise Untrue(
+                f"trajectory {trajectory}: token {token} has log-prob {after} after the cut and {before} before it, "
+                f"and a sampling mask of {len(mask)} ids"
+            )
+    return found, masks
+
+
 def finish_of(meta: dict[str, Any]) -> Literal["stop", "length"] | None:
     """How a leg ended; None: it was aborted."""
     match meta["finish_reason"]["type"]:
@@ -170,6 +206,8 @@ def longest(sampling: Sampling, seed: tuple[int, ...]) -> int:
 
 def refused(sampling: Sampling) -> str:
     """Why the server cannot sample so under the recorded convention; empty: it can."""
+    if sampling.record_mask and not 2 <= sampling.top_k <= MASK_MOST:
+        return f"record_mask: SGLang records the mask of a top_k from 2 to {MASK_MOST} alone"
     if sampling.length == "stop" and sampling.min_tokens > 0:
         return "min_tokens: SGLang masks stop tokens before it takes log-probs: they would be of another distribution"
     if (sampling.top_k == 1 or sampling.top_p < 1e-6) and not math.isclose(sampling.temperature, 1.0):

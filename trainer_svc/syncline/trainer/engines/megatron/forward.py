@@ -20,7 +20,7 @@ from torch import Tensor
 
 from syncline.contract.sharding.grid import Grid
 from syncline.trainer.engine import Sample
-from syncline.trainer.engines.forward import Rows, fed, rows_of
+from syncline.trainer.engines.forward import Rows, cut, fed, rows_of
 from syncline.trainer.engines.megatron.library import get_forward_backward_func, parallel_state, quiet
 from syncline.trainer.engines.megatron.vocab import sampled
 from syncline.trainer.pack import micro_batches
@@ -120,6 +120,7 @@ def sampled_logprobs(turn: Turn, logits_BTV: Tensor, vocab: int) -> tuple[Tensor
     logits_NV = logits_BTV[rows.row_N, rows.column_N].float() / rows.temperature_N[:, None]
     width = logits_NV.shape[1]
     first = parallel_state.get_tensor_model_parallel_rank() * width
+    logits_NV = cut(logits_NV, rows, first)
     real = min(max(vocab - first, 0), width)
     group = parallel_state.get_tensor_model_parallel_group()
     return sampled(logits_NV, rows.target_N, first, real, group)

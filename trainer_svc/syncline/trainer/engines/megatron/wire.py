@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from syncline.contract.exports import RankExport
+from syncline.contract.recorded import SamplingMask
 from syncline.contract.sharding.layout import Layout
 from syncline.reference.routes import RecordedRoutes, Routing
 from syncline.trainer.engine import Sample
@@ -27,6 +28,7 @@ class SampleWire(msgspec.Struct, frozen=True, array_like=True):
     advantage: bytes  # one float64: msgpack has no infinity on all sides
     temperature: float
     routes: tuple[bytes, tuple[int, int, int], Literal["u1", "u2"]] | None
+    mask: tuple[bytes, bytes] | None  # sizes, ids
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
@@ -150,6 +152,7 @@ def packed(samples: Sequence[Sample]) -> tuple[SampleWire, ...]:
             array("d", [s.advantage]).tobytes(),
             s.temperature,
             None if s.routes is None else (s.routes.data, s.routes.shape, s.routes.dtype),
+            None if s.mask is None else (s.mask.sizes.tobytes(), s.mask.ids.tobytes()),
         )
         for s in samples
     )
@@ -167,6 +170,7 @@ def unpacked(wires: Sequence[SampleWire]) -> list[Sample]:
             advantage=array("d", w.advantage)[0],
             temperature=w.temperature,
             routes=None if w.routes is None else RecordedRoutes(*w.routes),
+            mask=None if w.mask is None else SamplingMask(*(array("i", part) for part in w.mask)),
         )
         for w in wires
     ]
