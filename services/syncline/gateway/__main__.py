@@ -28,16 +28,10 @@ def main(context: ServiceContext) -> None:
         app = create_app(settings, bus)
     except ValueError as error:
         sys.exit(f"gateway: {error}")
-    port = DEFAULT_PORT if settings.port is None else settings.port
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # named by its protocol, or asyncio does not switch off Nagle's delay on what it accepts: 40 ms per answer
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((settings.host, port))
-        except OSError as error:
-            sys.exit(f"gateway: cannot listen on {settings.host}:{port}: {error.strerror}")
-        listener.listen(2048)  # from here on whoever reads where we answer gets an answer
+    with (
+        listening(settings.host, DEFAULT_PORT if settings.port is None else settings.port) as listener,
+        spans_taken(context, app.state.gateway.numbers, listening),
+    ):
         context.port = listener.getsockname()[1]
         scheme = "http" if settings.tls_cert is None else "https"
         url = f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{context.port}"
@@ -60,11 +54,25 @@ def main(context: ServiceContext) -> None:
         context.log.info("serving %s", url)
         bounds = (settings.traces_days, settings.traces_mib)
         context.thread("pruner", lambda: keep_pruned(settings.traces, *bounds, context.stopping))
-        with spans_taken(context, app.state.gateway.numbers):
-            server.run(
-                sockets=[listener]
-            )  # takes SIGTERM and SIGINT while it serves, and passes them on at its end
+        server.run(
+            sockets=[listener]
+        )  # takes SIGTERM and SIGINT while it serves, and passes them on at its end
     bus.close()
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. Leaves with the reason where there can be none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # named by its protocol, or asyncio does not switch off Nagle's delay on what it accepts: 40 ms per answer
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        sys.exit(f"gateway: cannot listen on {host}:{port}: {error.strerror}")
+    listener.listen(2048)  # from here on whoever reads where we answer gets an answer
+    return listener
 
 
 def _announce(context: ServiceContext, url: str) -> None:

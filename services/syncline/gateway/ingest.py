@@ -14,7 +14,7 @@ import socket
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -124,13 +124,14 @@ class Ingest:
 
 
 @contextlib.contextmanager
-def spans_taken(context: ServiceContext, numbers: Numbers) -> Iterator[None]:
-    """Take spans in a thread meanwhile, if the settings name a port and a key. Raises `OSError` for a port in use."""
+def spans_taken(
+    context: ServiceContext, numbers: Numbers, listening: Callable[[str, int], socket.socket]
+) -> Iterator[None]:
+    """Take spans in a thread meanwhile, if the settings name a port and a key."""
     settings = context.settings
     if settings.traces_port is None or settings.traces_key is None:
         yield
         return
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     app = Ingest(settings.traces, settings.traces_key, numbers)
     config = uvicorn.Config(
         app,
@@ -141,10 +142,7 @@ def spans_taken(context: ServiceContext, numbers: Numbers) -> Iterator[None]:
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.traces_port))
-        listener.listen(2048)
+    with listening(settings.host, settings.traces_port) as listener:
         context.log.info("taking spans on port %d", listener.getsockname()[1])
         thread = context.thread("spans", lambda: server.run(sockets=[listener]))
         try:
