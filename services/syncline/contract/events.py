@@ -54,7 +54,7 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     at: float
 
 
-class WorkItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class WorkItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """One trajectory to sample. Stamped by the scheduler at submission, read from `work`."""
 
     job: str

@@ -16,7 +16,7 @@ SIZES, IDS = b"k", b"i"
 """Stream fields of a mask."""
 
 
-class SamplingMask(msgspec.Struct, frozen=True):
+class SamplingMask(msgspec.Struct, frozen=True, gc=False):
     """Ids that the cut left, for S sampled tokens in order.
 
     sizes   array('i') [S]  how many are left at each token, at least 1

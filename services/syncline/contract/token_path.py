@@ -80,7 +80,9 @@ class BadTrajectory(ValueError):
     """A trajectory record whose parts contradict one another. The message names the trajectory and the part."""
 
 
-class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+# gc=False, here and wherever thousands of small records live: they hold no cycle, and Python's collector looked through
+# them again and again for half of what taking a batch cost.
+class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Half-open range `[start, end)` of sampled tokens that one version sampled over one context.
 
     Stamped by the engine between decode steps, by nobody else. Indices count sampled tokens (0 is the first).
@@ -98,7 +100,7 @@ class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     worker: str
 
 
-class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Half-open range `[start, end)` of the record's tokens that came from one side."""
 
     kind: Literal["prompt", "sampled", "observed"]
@@ -106,7 +108,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     end: int
 
 
-class SamplingConvention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SamplingConvention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Under which distribution a behaviour log-probability was recorded.
 
     `scaled`: log-softmax(logits / temperature) at the sampled id, before top-p and top-k cut the support.
@@ -119,7 +121,7 @@ class SamplingConvention(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     top_k: int = 0  # 0: no cut
 
 
-class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Durations in seconds from a monotonic clock; `started` is wall-clock unix seconds, for people only."""
 
     started: float
@@ -128,7 +130,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     decode: float
 
 
-class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sampled response with its record. Stamped by the rollout worker that sampled it.
 
     tokens        array('i') [T]  prompt, sampled and observed ids in order; `segments` partition it
@@ -253,7 +255,7 @@ def _extras(t: Trajectory) -> str:
     return experts or mask_contradiction(t.mask, t.sampled_ids() if t.mask else (), processed)
 
 
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The part of a trajectory that is not an array; field names as in `Trajectory`."""
 
     job: str
@@ -315,7 +317,7 @@ def decode(fields: Mapping[bytes, bytes]) -> Trajectory:
     return check(Trajectory(**head, **arrays, expert_ids=fields.get(b"x")))
 
 
-class Reward(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Reward(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """A trajectory's reward. Stamped by the errand that ran the scorer.
 
     `scored`: `value` is finite. `unscored`: the scorer could not tell (timeout, lost sandbox, None, NaN), which

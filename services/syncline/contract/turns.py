@@ -49,14 +49,14 @@ class TurnsSpec(Part):
     tool_processes: int = Field(1, ge=1, le=64, description="steps taken at a time by one rollout worker")
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """One message of a chat, for a tokenizer with a chat template."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
-class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """A call that the policy made in a turn. Stamped by whoever parsed the turn's text."""
 
     id: str
@@ -67,7 +67,7 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 Ended = Literal["", "done", "turns", "length", "context", "observation"]
 
 
-class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """One turn of the policy and the answer to it. Stamped by the rollout worker.
 
     text       its sampled tokens decoded, without special tokens

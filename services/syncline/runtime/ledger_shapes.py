@@ -32,7 +32,7 @@ class LagBroken(LedgerBroken):
     """A group that can only be trained over the lag bound, under a policy that should have prevented it."""
 
 
-class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One trajectory's line. Stays after its record was forgotten."""
 
     trajectory: str
@@ -51,7 +51,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None  # sampled, of the published record; None: none was published
 
 
-class ClaimedGroup(msgspec.Struct, frozen=True, array_like=True):
+class ClaimedGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A group claimed for an update. `missing`: members that ended before and cannot be trained."""
 
     group: int
@@ -59,7 +59,7 @@ class ClaimedGroup(msgspec.Struct, frozen=True, array_like=True):
     missing: tuple[str, ...]
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """What one update trains, earliest deadline first."""
 
     update: int
@@ -72,7 +72,7 @@ class Claim(msgspec.Struct, frozen=True):
         return tuple(id for group in self.groups for id in group.trajectories)
 
 
-class OpenGroup(msgspec.Struct, frozen=True, array_like=True):
+class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A group that has not ended."""
 
     size: int
@@ -99,7 +99,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     high: float
 
 
-class Line(msgspec.Struct, array_like=True):
+class Line(msgspec.Struct, array_like=True, gc=False):
     """A `LedgerEntry` as stored, see `ledger_lua.py`."""
 
     state: State
@@ -131,7 +131,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int  # sampled; -1 as above
 
 
-class StoredClaim(msgspec.Struct, array_like=True):
+class StoredClaim(msgspec.Struct, array_like=True, gc=False):
     """A claim as stored."""
 
     version: int

@@ -15,7 +15,7 @@ class BadMessage(ValueError):
     """A message that is not of the declared shape. The message names the key and the entry's id."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One stream entry. `fields` is never empty: one whose fields are gone is a tombstone, see `Taken`."""
 
     id: str

@@ -31,7 +31,7 @@ class BadSegment(ValueError):
     """A segment file that cannot be read or contradicts itself. The message names the file and the part."""
 
 
-class SegmentRow(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One claimed trajectory of an update.
 
     use         "train": in the batch; "filtered": ended with `why` and left out
