@@ -75,6 +75,40 @@ capabilities:
 {{- default (printf "%s-token" (include "syncline.fullname" .)) .Values.gateway.token.existingSecret -}}
 {{- end -}}
 
+{{/* what Prometheus shows: a token that reads /metrics and nothing else */}}
+{{- define "syncline.metricsSecret" -}}
+{{- default (printf "%s-metrics" (include "syncline.fullname" .)) .Values.gateway.metrics.existingSecret -}}
+{{- end -}}
+
+{{/* What the gateway speaks: also the name of its Service's port. */}}
+{{- define "syncline.scheme" -}}
+{{- ternary "https" "http" (ne .Values.gateway.tls.secretName "") -}}
+{{- end -}}
+
+{{/* a size such as 1.5Gi, 500M or 6gb (redis' own way) -> whole bytes */}}
+{{- define "syncline.bytes" -}}
+{{- $units := dict "M" 1000000.0 "G" 1000000000.0 "T" 1000000000000.0 "P" 1000000000000000.0
+  "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0
+  "kb" 1024.0 "mb" 1048576.0 "gb" 1073741824.0 -}}
+{{- printf "%d" (int64 (mulf (regexFind "^[0-9.]+" . | float64) (get $units (regexFind "[A-Za-z]+$" .)))) -}}
+{{- end -}}
+
+{{/* What Redis may keep. It must refuse to write before the kernel kills it, and rewriting its file takes room, too. */}}
+{{- define "syncline.maxmemory" -}}
+{{- $limit := get (.Values.redis.resources.limits | default dict) "memory" | default "" -}}
+{{- $said := .Values.redis.maxmemory -}}
+{{- if and $said $limit (gt (include "syncline.bytes" $said | int64) (include "syncline.bytes" $limit | int64)) -}}
+{{- fail (printf "redis.maxmemory: %s is more than redis.resources.limits.memory, %s: the server would be killed, not refuse" $said $limit) -}}
+{{- end -}}
+{{- if $said -}}
+{{- $said -}}
+{{- else if $limit -}}
+{{- div (mul (include "syncline.bytes" $limit | int64) 3) 4 -}}
+{{- else -}}
+{{- fail "redis.resources.limits.memory: without it the server has no bound; give it, or say redis.maxmemory" -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "syncline.redisSecret" -}}
 {{- if .Values.redis.enabled -}}
 {{- default (printf "%s-redis" (include "syncline.fullname" .)) .Values.redis.auth.existingSecret -}}
@@ -122,9 +156,6 @@ capabilities:
   value: /models
 - name: SYNCLINE_CACHE
   value: /cache
-# SQLite must not lie on a shared volume; traces of a cluster go by OTLP
-- name: SYNCLINE_TRACES
-  value: /cache/traces.sqlite
 - name: SYNCLINE_HEALTH_HOST
   valueFrom:
     fieldRef:
@@ -135,6 +166,55 @@ capabilities:
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ . | quote }}
 {{- end }}
+{{- end -}}
+
+{{/* Spans go to the gateway, which keeps them on a volume of its own: SQLite must not lie on a shared one. */}}
+{{- define "syncline.tracesSecret" -}}
+{{- default (printf "%s-traces" (include "syncline.fullname" .)) .Values.gateway.traces.existingSecret -}}
+{{- end -}}
+
+{{- define "syncline.tracesTo" -}}
+{{- if .Values.gateway.traces.enabled -}}
+{{- printf "http://%s-traces:4318" (include "syncline.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "syncline.tracesKey" -}}
+- name: SYNCLINE_TRACES_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "syncline.tracesSecret" . }}
+      key: key
+{{- end -}}
+
+{{/* of scheduler and errands */}}
+{{- define "syncline.tracesSent" -}}
+{{- if .Values.gateway.traces.enabled -}}
+- name: SYNCLINE_TRACES
+  value: none
+- name: SYNCLINE_TRACES_TO
+  value: {{ include "syncline.tracesTo" . | quote }}
+{{ include "syncline.tracesKey" . }}
+{{- else -}}
+- name: SYNCLINE_TRACES
+  value: /cache/traces.sqlite
+{{- end -}}
+{{- end -}}
+
+{{- define "syncline.tracesKept" -}}
+{{- with .Values.gateway.traces -}}
+- name: SYNCLINE_TRACES
+  value: {{ ternary "/traces" "/cache" (and .enabled .storage.enabled) }}/traces.sqlite
+- name: SYNCLINE_TRACES_DAYS
+  value: {{ .days | quote }}
+- name: SYNCLINE_TRACES_MIB
+  value: {{ .mib | int64 | quote }}
+{{- if .enabled }}
+- name: SYNCLINE_TRACES_PORT
+  value: "4318"
+{{ include "syncline.tracesKey" $ }}
+{{- end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "syncline.mounts" -}}
@@ -194,8 +274,11 @@ readinessProbe:
   failureThreshold: 2
 {{- end -}}
 
-{{/* dict where tolerations nodeSelector */}}
+{{/* a part of the values with nodeSelector, tolerations and priorityClassName */}}
 {{- define "syncline.placing" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with .nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -242,6 +325,16 @@ app.kubernetes.io/managed-by: syncline-scheduler
           {{- include "syncline.selector" (dict "root" . "component" "redis") | nindent 10 }}
 {{- else -}}
 - ports: [{port: {{ .Values.redis.external.port }}, protocol: TCP}]
+{{- end -}}
+{{- end -}}
+
+{{- define "syncline.toTraces" -}}
+{{- if .Values.gateway.traces.enabled -}}
+- ports: [{port: 4318, protocol: TCP}]
+  to:
+    - podSelector:
+        matchLabels:
+          {{- include "syncline.selector" (dict "root" . "component" "gateway") | nindent 10 }}
 {{- end -}}
 {{- end -}}
 

@@ -16,6 +16,10 @@
 {{- with include "syncline.otlp" . -}}
 {{- $_ := set $env "OTEL_EXPORTER_OTLP_ENDPOINT" . -}}
 {{- end -}}
+{{- with include "syncline.tracesTo" . -}}
+{{- $_ := set $env "SYNCLINE_TRACES" "none" -}}
+{{- $_ := set $env "SYNCLINE_TRACES_TO" . -}}
+{{- end -}}
 {{- $secretEnv := deepCopy $jobs.secretEnv -}}
 {{- range $name, $_ := $secretEnv -}}
 {{- if hasKey $env $name -}}
@@ -26,6 +30,9 @@
 {{- if hasKey ($role.resources.limits | default dict) $role.gpuResource -}}
 {{- fail (printf "jobs.roles.%s.resources.limits: %s is what gpuResource names; say how many under gpus" $name $role.gpuResource) -}}
 {{- end -}}
+{{- end -}}
+{{- if .Values.gateway.traces.enabled -}}
+{{- $_ := set $secretEnv "SYNCLINE_TRACES_KEY" (dict "secret" (include "syncline.tracesSecret" .) "key" "key") -}}
 {{- end -}}
 {{- $_ := set $secretEnv "SYNCLINE_REDIS_URL" (dict "secret" (include "syncline.redisSecret" .) "key" "url") -}}
 {{- toYaml (dict
