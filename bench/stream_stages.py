@@ -49,8 +49,13 @@ class Part:
         self.ledger = Ledger(
             self.bus, job, batch_groups=BATCH // GROUP, max_lag=1000, policy="wait", max_attempts=3
         )
+        self.version = VersionId(
+            0, first // BATCH
+        )  # of the first one's update: lag stays small in a long job
         self.ids = [trajectory_id(job, i // GROUP, i % GROUP) for i in range(first, first + count)]
-        self.records = [record(name, i // GROUP, i % GROUP, size) for i, name in enumerate(self.ids, first)]
+        self.records = [
+            record(name, i // GROUP, i % GROUP, size, self.version) for i, name in enumerate(self.ids, first)
+        ]
         self.bodies = [b"".join(encode(told).values()) for told in self.records]
         self.work: dict[str, str] = {}
         self.floor = f"{job}:floor"
@@ -103,7 +108,9 @@ class Part:
             items = [(entry.id, unpack(entry, WorkItem)) for entry in entries]
             lines = self.ledger.entries(item.trajectory for _, item in items)
             for work_id, item in items:
-                answer = self.ledger.begin(item.trajectory, lines[item.trajectory].attempt, "w0", VERSION)
+                answer = self.ledger.begin(
+                    item.trajectory, lines[item.trajectory].attempt, "w0", self.version
+                )
                 if answer != "go":
                     raise RuntimeError(f"{item.trajectory}: the ledger says {answer}")
                 self.work[item.trajectory] = work_id
@@ -133,7 +140,7 @@ class Part:
             self.ledger.forget(trained)
 
 
-def record(name: str, group: int, index: int, size: int = BYTES) -> Trajectory:
+def record(name: str, group: int, index: int, size: int = BYTES, version: VersionId = VERSION) -> Trajectory:
     """A trajectory of about `size` encoded bytes: 13 per sampled token, and the header."""
     sampled = (size - 800) // 13
     return Trajectory(
@@ -150,7 +157,7 @@ def record(name: str, group: int, index: int, size: int = BYTES) -> Trajectory:
         ),
         logprobs=array("f", [-0.5] * sampled),
         loss_mask=b"\1" * sampled,
-        spans=(VersionSpan(start=0, end=sampled, version=VERSION, digest="d" * 64, worker="w0"),),
+        spans=(VersionSpan(start=0, end=sampled, version=version, digest="d" * 64, worker="w0"),),
         convention=SamplingConvention(),
         finish="stop",
         contract=SPEC.contract_digest(),
