@@ -76,6 +76,9 @@ ALLOWED = {
     ("scheduler", "otel", 4318),
     ("errands", "otel", 4318),
     ("job", "otel", 4318),
+    ("scheduler", "gateway", 4318),
+    ("errands", "gateway", 4318),
+    ("job", "gateway", 4318),
     ("otel", "gateway", 8080),
     ("job", "job", 8081),
     ("job", "job", 29500),
@@ -92,7 +95,7 @@ ALLOWED = {
     ("otel", "outside", 53),
 }
 PORTS = {
-    "gateway": (8080, 8081),
+    "gateway": (8080, 8081, 4318),
     "scheduler": (8081,),
     "errands": (8081,),
     "redis": (6379,),
@@ -149,6 +152,23 @@ def test_spans_reach_an_endpoint_of_ones_own(endpoint: str, port: int) -> None:
     release = render(sets=(f"otel.endpoint={endpoint}",))
     assert reaches(release, JOB, None, port)
     assert not reaches(render(), JOB, None, port)
+
+
+def test_names_are_asked_where_they_are_answered() -> None:
+    """A policy sees the port of the pod that answers, which on some clusters is not the Service's 53."""
+    release = render(sets=("networkPolicy.dns.ports={5353,8053}",))
+    for name, pod in pods(release).items():
+        if name in ("gateway", "scheduler", "errands", "job"):
+            assert [port for port in (53, 5353, 8053) if reaches(release, pod, None, port)] == [5353, 8053], (
+                name
+            )
+    rules = named(release, "NetworkPolicy", "-job")["spec"]["egress"][0]["ports"]
+    assert [(rule["port"], rule["protocol"]) for rule in rules] == [
+        (5353, "UDP"),
+        (5353, "TCP"),
+        (8053, "UDP"),
+        (8053, "TCP"),
+    ]
 
 
 def test_an_external_redis_is_reached_on_its_port() -> None:

@@ -206,7 +206,7 @@ capabilities:
 - name: SYNCLINE_TRACES
   value: {{ ternary "/traces" "/cache" (and .enabled .storage.enabled) }}/traces.sqlite
 - name: SYNCLINE_TRACES_DAYS
-  value: {{ .days | quote }}
+  value: {{ .days | int64 | quote }}
 - name: SYNCLINE_TRACES_MIB
   value: {{ .mib | int64 | quote }}
 {{- if .enabled }}
