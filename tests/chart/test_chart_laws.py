@@ -22,6 +22,9 @@ ALL_ON = (
     "otel.collector.exportTo=http://tempo:4318",
     "errands.autoscaling.enabled=true",
     "gateway.tls.secretName=own-tls",
+    "monitoring.datasources.prometheus.url=http://prometheus:9090",
+    "monitoring.datasources.tempo.url=http://tempo:3200",
+    "monitoring.datasources.gateway.enabled=true",
 )
 LONG = "r" * 53  # the longest name that helm takes
 DNS = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
@@ -107,7 +110,8 @@ def secrets(release: Sequence[Manifest]) -> list[str]:
 
 def test_no_secret_outside_a_secret(release: list[Manifest]) -> None:
     hidden = secrets(release)
-    assert [len(secret) for secret in hidden] == [40, 40]
+    assert [len(secret) for secret in hidden] == [40, 40, 40]
+    assert len(set(hidden)) == 3
     rest = json.dumps([m for m in release if m["kind"] != "Secret"])
     for secret in hidden:
         assert secret not in rest
@@ -118,11 +122,13 @@ def test_no_value_can_hold_a_secret() -> None:
     """`helm get values` prints values: there is none for a password or a token, only names of Secrets."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert values["gateway"]["token"] == {"existingSecret": "", "key": "token"}
+    assert values["gateway"]["metrics"] == {"existingSecret": "", "key": "token"}
     assert values["redis"]["auth"] == {"existingSecret": ""}
     leaves = re.findall(
         r'"(\w*(?:password|token|secret|credential)\w*)": \{\s*"type": "string"', _schema(), re.I
     )
-    assert set(leaves) == {"existingSecret", "secretName", "headersSecret", "secret"}
+    # tokenVariable: the name of a variable of Grafana's
+    assert set(leaves) == {"existingSecret", "secretName", "headersSecret", "secret", "tokenVariable"}
 
 
 def _schema() -> str:
@@ -132,7 +138,7 @@ def _schema() -> str:
 def test_secrets_are_looked_up_before_they_are_made() -> None:
     """Offline nothing can be looked up; that an upgrade keeps them is shown on a real cluster (tests/cluster)."""
     text = (CHART / "templates" / "secrets.yaml").read_text()
-    assert text.count('lookup "v1" "Secret"') == text.count("randAlphaNum") == 2
+    assert text.count('lookup "v1" "Secret"') == text.count("randAlphaNum") == 3
 
 
 def test_the_password_reaches_redis_and_its_users() -> None:

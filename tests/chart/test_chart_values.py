@@ -71,6 +71,48 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         "ingress: {enabled: true, tls: {secretName: tls}}",
         ("ingress.host",),
     ),
+    "a metrics token as a value": ("gateway: {metrics: {token: secret}}", ("metrics", "token")),
+    "a key of the metrics token that is none": ("gateway: {metrics: {key: a b}}", ("metrics", "key")),
+    "a token store as a value": ("gateway: {tokens: {tokens.json: '{}'}}", ("tokens.json",)),
+    "a certificate as a value": ("gateway: {tls: {crt: PEM}}", ("tls", "crt")),
+    "a server's name with a port": ("gateway: {tls: {serverName: 'a:443'}}", ("serverName",)),
+    "a priority class that is no name": ("redis: {priorityClassName: High!}", ("priorityClassName",)),
+    "more memory than the container has": (
+        "redis: {maxmemory: 9gb, resources: {limits: {memory: 8Gi}}}",
+        ("redis.maxmemory: 9gb", "redis.resources.limits.memory, 8Gi"),
+    ),
+    "more memory than the container has, in other units": (
+        "redis: {maxmemory: 8gb, resources: {limits: {memory: 8G}}}",
+        ("redis.maxmemory: 8gb", "8G"),
+    ),
+    "a server without a bound": (
+        "redis: {resources: {limits: {memory: null}}}",
+        ("redis.resources.limits.memory", "redis.maxmemory"),
+    ),
+    "no port for names": ("networkPolicy: {dns: {ports: []}}", ("dns", "ports")),
+    "a port for names twice": ("networkPolicy: {dns: {ports: [53, 53]}}", ("dns", "ports")),
+    "a port for names that is none": ("networkPolicy: {dns: {ports: [0]}}", ("dns", "ports")),
+    "one port for names": ("networkPolicy: {dns: {port: 53}}", ("dns", "port")),
+    "no time to start": ("jobs: {workerStart: 0}", ("workerStart",)),
+    "a start in words": ("jobs: {workerStart: 30m}", ("workerStart", "integer")),
+    "a scrape token for jobs": ("jobs: {env: {SYNCLINE_METRICS_TOKEN: x}}", ("SYNCLINE_METRICS_TOKEN",)),
+    "a data source nobody knows": ("monitoring: {datasources: {loki: {url: 'http://l'}}}", ("loki",)),
+    "a data source without scheme": (
+        "monitoring: {datasources: {prometheus: {url: 'prometheus:9090'}}}",
+        ("prometheus", "url"),
+    ),
+    "a token for Grafana as a value": (
+        "monitoring: {datasources: {gateway: {enabled: true, token: secret}}}",
+        ("gateway", "token"),
+    ),
+    "a variable of Grafana's that is none": (
+        "monitoring: {datasources: {gateway: {enabled: true, tokenVariable: 'a b'}}}",
+        ("tokenVariable",),
+    ),
+    "half a GPU in a colocated pod": (
+        "jobs: {roles: {colocated: {gpus: 0.5}}}",
+        ("colocated", "gpus", "integer"),
+    ),
     "two ways for spans": (
         "otel: {endpoint: 'http://a:4318', collector: {enabled: true, exportTo: 'http://b:4318'}}",
         ("otel.endpoint", "not both"),

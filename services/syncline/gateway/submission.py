@@ -90,7 +90,15 @@ def read_spec(body: bytes, content_type: str, settings: Settings) -> JobSpec:
         raise Refusal(
             415, "unsupported-media-type", "send a job spec as application/json or application/toml"
         )
-    return judged(spec, settings)
+    return judged(_with_defaults(spec, settings), settings)
+
+
+def _with_defaults(spec: JobSpec, settings: Settings) -> JobSpec:
+    """`spec` with what the installation says where the spec does not: a load takes as long as models are large."""
+    if settings.worker_start is None or "worker_start" in spec.limits.model_fields_set:
+        return spec
+    limits = spec.limits.model_copy(update={"worker_start": settings.worker_start})
+    return spec.model_copy(update={"limits": limits})
 
 
 def judged(spec: JobSpec, settings: Settings) -> JobSpec:

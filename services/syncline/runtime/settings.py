@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_token: str | None = (
         None  # bearer token that reads /metrics and nothing else; not handed on either
     )
+    worker_start: float | None = None  # seconds, for specs without limits.worker_start; None: as the spec's key says
     tokens: Path | None = None  # digests of the tenants' tokens; None: `tokens.json` in the run root
     tls_cert: Path | None = None  # certificate chain of the gateway; None: it speaks plain HTTP
     tls_key: Path | None = None  # the certificate's private key
@@ -83,6 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             sglang=Path(given.get("SYNCLINE_SGLANG", ".venv-sglang/bin/python")).absolute(),
             token=given.get("SYNCLINE_TOKEN"),
             metrics_token=given.get("SYNCLINE_METRICS_TOKEN"),
+            worker_start=_number(given, "SYNCLINE_WORKER_START", "0", "seconds") or None,
             tokens=_path(given.get("SYNCLINE_TOKENS")),
             tls_cert=_path(given.get("SYNCLINE_TLS_CERT")),
             tls_key=_path(given.get("SYNCLINE_TLS_KEY")),
@@ -107,6 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "SYNCLINE_SGLANG": str(self.sglang),
             "SYNCLINE_CACHE": None if self.cache is None else str(self.cache),
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp,
+            "SYNCLINE_WORKER_START": None if self.worker_start is None else f"{self.worker_start:g}",
             "SYNCLINE_TOKENS": _text(self.tokens),
             "SYNCLINE_TLS_CERT": _text(self.tls_cert),
             "SYNCLINE_TLS_KEY": _text(self.tls_key),
