@@ -3,8 +3,9 @@
 What it keeps of a kubelet's promises: the container's command line and environment (with references to fields, secrets
 and ConfigMaps), startup, liveness and readiness probes over real HTTP, restarts with back-off, statuses, SIGTERM to
 the first process and SIGKILL to all of the container after the grace, deletion only once everything has ended. What
-stands in for a machine's isolation: each pod has its own loopback address, and mount paths in arguments and
-environment are rewritten to folders of this machine. Images are not run; their names are kept.
+stands in for a machine's isolation: each pod has its own loopback address, mount paths in arguments and environment
+are rewritten to folders of this machine, and names of Services to addresses (`proxy.py`). Images are not run; their
+names are kept.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import httpx
 import psutil
 from control import Body, Rest
+from proxy import Services
 
 TICK = 0.1
 BACK_OFF = 0.5  # seconds before the first restart of a container, doubled up to the last
@@ -54,6 +56,7 @@ class Kubelet:
         self.ended: list[
             dict[str, Any]
         ] = []  # of each pod that is gone: name, seconds, whether it had to be killed
+        self.services = Services(self)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._address = 1
@@ -66,6 +69,7 @@ class Kubelet:
         self._thread.join()
         for run in list(self.pods.values()):
             run.abandon()
+        self.services.stop()
         self.rest.send("DELETE", f"/api/v1/nodes/{self.node}")
 
     def run_of(self, pod: str) -> PodRun:
@@ -248,6 +252,7 @@ class PodRun:
                 value = self._value(variable["valueFrom"])
             else:
                 value = re.sub(r"\$\((\w+)\)", lambda m: found.get(m[1], m[0]), variable.get("value", ""))
+                value = self.kubelet.services.resolved(value)
             if value is not None:
                 found[variable["name"]] = (
                     self.address if value == "0.0.0.0" else value

@@ -19,6 +19,7 @@ from waiting import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 TERMINAL = {"succeeded", "failed", "cancelled"}
 RELEASE = "test"
+SPANS = {"SYNCLINE_TRACES": "none", "SYNCLINE_TRACES_TO": "http://f-traces:4318"}
 MANAGED = "app.kubernetes.io/managed-by=syncline-scheduler"
 
 
@@ -107,9 +108,20 @@ class Rig:
         )
 
     def install(self) -> None:
-        """The least that a chart does: what jobs need, settings, and the three services."""
+        """The least that a chart does: what jobs need, settings, the three services, and where spans go."""
         self.rights()
-        text = json.dumps(self.launcher_file())
+        self.rest.make(
+            self.at("secrets"), {"metadata": {"name": "f-traces"}, "stringData": {"key": "k" * 20}}
+        )
+        port = {"name": "otlp-http", "port": 4318, "targetPort": 4318}
+        self.rest.make(
+            self.at("services"),
+            {"metadata": {"name": "f-traces"}, "spec": {"selector": {"app": "f-gateway"}, "ports": [port]}},
+        )
+        said = self.launcher_file()
+        said["env"] |= SPANS
+        said["secretEnv"]["SYNCLINE_TRACES_KEY"] = {"secret": "f-traces", "key": "key"}
+        text = json.dumps(said)
         self.rest.make(
             self.at("configmaps"), {"metadata": {"name": "f-launcher"}, "data": {"launcher.yaml": text}}
         )
@@ -142,8 +154,10 @@ class Rig:
         name, labels = f"f-{service}", {"app": f"f-{service}"}
         address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         plain = {"SYNCLINE_RUNS": "/runs", "SYNCLINE_MODELS": "/models", "SYNCLINE_CACHE": "/cache"}
-        plain |= {"SYNCLINE_TRACES": "/cache/traces.sqlite", "SYNCLINE_HEALTH_PORT": "8081"}
+        plain |= {"SYNCLINE_HEALTH_PORT": "8081", **SPANS}
         if service == "gateway":
+            del plain["SYNCLINE_TRACES_TO"]
+            plain |= {"SYNCLINE_TRACES": "/cache/traces.sqlite", "SYNCLINE_TRACES_PORT": "4318"}
             plain |= {"SYNCLINE_HOST": "0.0.0.0", "SYNCLINE_PORT": "8080", "SYNCLINE_TOKEN": self.token}
         if service == "scheduler":
             plain |= {
@@ -153,6 +167,8 @@ class Rig:
         redis = {"valueFrom": {"secretKeyRef": {"name": "f-redis", "key": "url"}}}
         env: list[Body] = [{"name": key, "value": value} for key, value in plain.items()]
         env += [{"name": "SYNCLINE_HEALTH_HOST", **address}, {"name": "SYNCLINE_REDIS_URL", **redis}]
+        key = {"valueFrom": {"secretKeyRef": {"name": "f-traces", "key": "key"}}}
+        env += [{"name": "SYNCLINE_TRACES_KEY", **key}]
         probe: Body = {
             "httpGet": {"path": "/health", "port": 8081},
             "periodSeconds": 5,

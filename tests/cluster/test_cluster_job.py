@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
+from urllib.parse import urlencode
 
 import pytest
 from guarantees import check
 from rig import Rig
 from specs import spec
 from waiting import wait_until
+
+from syncline.contract.token_path import TOKEN_PATH
+from syncline.contract.version_path import VERSION_PATH
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
@@ -22,10 +25,33 @@ def test_a_job_runs_in_one_shared_pod(rig: Rig) -> None:
     check(rig.runs / job, rig.summary(job), 4, max_lag=1)
     wait_until(lambda: not rig.pods(f"syncline.dev/job={job}"), 60, "the job's pods are gone")
     assert rig.spans_lost(job) == []
-    (store,) = (rig.folder / "pods").glob(f"{job}-shared-0-*/volumes/cache/traces.sqlite")
-    with sqlite3.connect(store) as spans:
-        named = {name for (name,) in spans.execute("select distinct name from spans")}
-    assert {"sampled", "published", "trained", "minted"} <= {name.rpartition(".")[2] for name in named}, named
+    assert not list((rig.folder / "pods").glob(f"{job}-*/volumes/cache/traces.sqlite"))
+    seen_whole(rig, job)
+
+
+def seen_whole(rig: Rig, job: str) -> None:
+    """Without a collector the gateway shows a token's and a version's whole path, each hop by its own span."""
+    (trained,) = rig.get(f"/v1/jobs/{job}/trajectories?state=trained&update=3&limit=1")["items"]
+    name = trained["trajectory"]
+    path = rig.get(f"/v1/jobs/{job}/trajectories/{name}/tokens/0")
+    assert path["missing"] == []
+    assert [hop["hop"] for hop in path["hops"]] == [hop.name for hop in TOKEN_PATH]
+    assert {hop["source"] for hop in path["hops"]} == {"span"}
+    assert {hop["service"] for hop in path["hops"]} == {"scheduler", "rollout", "errands", "trainer"}
+
+    epoch, number = path["version"]["record"]["version"]
+    version = rig.get(f"/v1/jobs/{job}/versions/{epoch}.{number}")
+    assert {hop["source"] for hop in version["path"]} == {"span"}
+    hops = {hop["hop"] for hop in version["path"]}
+    assert {hop.name for hop in VERSION_PATH} - hops <= {"version.retired"}
+    assert {hop["service"] for hop in version["path"]} == {"trainer", "sync", "rollout"}
+
+    query = urlencode({"q": f'{{ span.trajectory = "{name}" }}'})
+    (found,) = rig.get(f"/tempo/api/search?{query}")["traces"]
+    assert (found["rootServiceName"], found["rootTraceName"]) == ("scheduler", "token.prompted")
+    batches = rig.get(f"/tempo/api/traces/{found['traceID']}")["batches"]
+    told = {span["name"] for batch in batches for scope in batch["scopeSpans"] for span in scope["spans"]}
+    assert told == {hop.name for hop in TOKEN_PATH}
 
 
 def test_a_job_outlives_switches_kills_evictions_and_its_scheduler(rig: Rig) -> None:
