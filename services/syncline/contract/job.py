@@ -16,6 +16,7 @@ from syncline.contract.evaluation_spec import EvaluationSpec
 from syncline.contract.precision import Hardware, PrecisionContract, Variant, with_variant
 from syncline.contract.prompts_spec import PromptsSpec
 from syncline.contract.recipes import RECIPES, read
+from syncline.contract.sglang_spec import SGLangSpec
 from syncline.contract.spec_part import Part as _Part
 from syncline.contract.task_spec import RewardSpec as RewardSpec
 from syncline.contract.task_spec import TaskSpec as TaskSpec
@@ -131,6 +132,7 @@ class ScheduleSpec(_Part):
 
 class RolloutSpec(_Part):
     engine: Literal["reference", "sglang"] = "reference"
+    sglang: SGLangSpec = Field(default_factory=SGLangSpec, description="the server of engine sglang")
     workers: int = Field(2, ge=1, le=1024)
     max_running: int = Field(64, ge=1, le=4096, description="requests decoded together on one worker")
     record_experts: bool = Field(True, description="record expert ids of MoE models")

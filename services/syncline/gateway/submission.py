@@ -15,7 +15,7 @@ from syncline.contract.job import JobSpec
 from syncline.contract.spec_text import SpecError, parse_json, parse_toml
 from syncline.contract.streams import IDEMPOTENCY, JOB, JOBS, OWNED, REQUESTS, UNENDED
 from syncline.environments.environment import validate
-from syncline.gateway import model_root, precision_plan, trainer_fit
+from syncline.gateway import model_root, precision_plan, server_fit, trainer_fit
 from syncline.gateway.access import Gateway
 from syncline.gateway.errors import Refusal
 from syncline.gateway.quota import RUNNING, STORED, exhausted
@@ -110,6 +110,7 @@ def judged(spec: JobSpec, settings: Settings) -> JobSpec:
         *precision_plan.problems(settings.models, spec),
         *precision_plan.machine_problems(settings.models, spec),
         *trainer_fit.problems(settings.models, spec),
+        *server_fit.problems(settings.models, spec),
         *missing_extras(spec),
     ]
     if found:

@@ -207,6 +207,12 @@ def _unit(entry: PlanEntry) -> str:
     return next((f"{stem}.{'+'.join(group)}" for group in FUSED if leaf in group), name)
 
 
+def adapted(contract: PrecisionContract, plan: PrecisionPlan) -> list[str]:
+    """The weights that the contract's adapter is on."""
+    targets = contract.adapter.targets if contract.adapter is not None else ()
+    return [entry.name for entry in plan.entries if any(matches(t, entry.name) for t in targets)]
+
+
 def _adapter(
     contract: PrecisionContract, plan: PrecisionPlan | None, flags: list[str]
 ) -> dict[str, Any] | None:
@@ -216,8 +222,7 @@ def _adapter(
         return None
     leaves = ["all"]
     if plan is not None:
-        named = (e.name for e in plan.entries if any(matches(t, e.name) for t in adapter.targets))
-        leaves = sorted({module(name).rsplit(".", 1)[-1] for name in named})
+        leaves = sorted({module(name).rsplit(".", 1)[-1] for name in adapted(contract, plan)})
     flags += ["--enable-lora", "--max-lora-rank", str(adapter.rank), "--max-loras-per-batch", "2"]
     flags += ["--lora-target-modules", *leaves]
     alpha = adapter.scale() * adapter.rank

@@ -95,23 +95,39 @@ class Server:
     def end_update(self) -> None:
         self._call("POST", "/end_weight_update", {})
 
-    def load_bucket(self, bucket: str, label: str, *, flush: bool) -> None:
-        """Load the tensors of one bucket (`buckets.encoded`), inside a session."""
+    def load_bucket(self, bucket: str, label: str, *, flush: bool, ranks: int = 1) -> None:
+        """Load the tensors of one bucket (`buckets.encoded`), inside a session. Each rank gets all of it."""
         body = {
-            "serialized_named_tensors": [bucket],
+            "serialized_named_tensors": [bucket] * ranks,
             "load_format": "flattened_bucket",
             "weight_version": label,
             "flush_cache": flush,
         }
         self._call("POST", "/update_weights_from_tensor", body)
 
-    def checksums(self) -> dict[str, str]:
-        """Parameter -> checksum, as the server holds it (one rank)."""
-        answer = self._call("POST", "/weights_checker", {"action": "checksum"})
-        ranks = answer.get("ranks") or []
-        if len(ranks) != 1:
-            raise Refused(f"/weights_checker answers for {len(ranks)} ranks, one was due")
-        return dict(ranks[0]["checksums"])
+    def init_group(self, name: str, meeting: Mapping[str, Any]) -> None:
+        """Meet in a `torch.distributed` group. Comes back once all of it are there."""
+        self._call("POST", "/init_weights_update_group", {**meeting, "group_name": name, "backend": "gloo"})
+
+    def load_broadcast(self, name: str, bucket: Mapping[str, Any]) -> None:
+        """Load what rank 0 of group `name` broadcasts, inside a session."""
+        self._call("POST", "/update_weights_from_distributed", {**bucket, "group_name": name})
+
+    def destroy_group(self, name: str) -> None:
+        self._call("POST", "/destroy_weights_update_group", {"group_name": name})
+
+    def checksums(self, ranks: int = 1) -> dict[str, str]:
+        """Parameter -> checksum, as each of the server's ranks holds it; `ranked` names the parameters of several."""
+        answer = self._call("POST", "/weights_checker", {"action": "checksum"}).get("ranks") or []
+        if len(answer) != ranks:
+            raise Refused(f"/weights_checker answers for {len(answer)} ranks, {ranks} were due")
+        if ranks == 1:
+            return dict(answer[0]["checksums"])
+        return {
+            ranked(name, row["parallelism_info"]["tp_rank"]): found
+            for row in answer
+            for name, found in row["checksums"].items()
+        }
 
     # ---- adapters
     def load_adapter(self, name: str, config: Mapping[str, Any], tensors: str) -> None:
@@ -148,6 +164,11 @@ class Server:
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         return answered(path, self._send(method, path, body))
+
+
+def ranked(name: str, tp: int) -> str:
+    """How a parameter of one of several ranks is called here."""
+    return f"{name} on tp rank {tp}"
 
 
 def answered(path: str, response: httpx.Response) -> dict[str, Any]:

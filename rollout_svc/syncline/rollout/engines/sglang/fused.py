@@ -21,15 +21,17 @@ from syncline.contract.plan import PrecisionPlan
 from syncline.contract.sharding.grid import Grid
 from syncline.contract.sharding.layout import Layout, dimensions
 from syncline.contract.sharding.pieces import Shard, Sharding
+from syncline.rollout.engines.sglang.client import ranked
 
 _SCALE = "_scale_inv"
 
 
 class FusedModel:
-    """The server's parameters, for a model with this config.json (TP 1).
+    """The server's parameters, for a model with this config.json.
 
     shapes   checkpoint name -> shape of the full wide tensors, adapters' not included
     wide     dtype of the server's wide parameters
+    tp       ranks that the model is cut over
     Raises `BadLayout` (a `ValueError`) naming a tensor that SGLang has no place for.
     """
 
@@ -39,8 +41,10 @@ class FusedModel:
         shapes: Mapping[str, tuple[int, ...]],
         plan: PrecisionPlan,
         wide: torch.dtype,
+        tp: int = 1,
     ) -> None:
-        layout = Layout(engine="sglang", grid=Grid(), model=dimensions(config))
+        self._ranks = tp
+        layout = Layout(engine="sglang", grid=Grid(tp=tp, etp=tp), model=dimensions(config))
         self._sharding = Sharding(layout, shapes, plan)
         self._sharding.check()
         self._wide = wide
@@ -52,8 +56,17 @@ class FusedModel:
         }
 
     def checksums(self, read: Callable[[str], Tensor]) -> dict[str, str]:
-        """Parameter -> checksum, for the checkpoint tensors that `read` gives by name."""
-        shards = {shard.name: shard for shard in self._sharding.on(0)}
+        """Parameter (`ranked` where there are ranks) -> checksum, for checkpoint tensors that `read` gives by name."""
+        if self._ranks == 1:
+            return self._on(0, read)
+        return {
+            ranked(name, rank): made
+            for rank in range(self._ranks)
+            for name, made in self._on(rank, read).items()
+        }
+
+    def _on(self, rank: int, read: Callable[[str], Tensor]) -> dict[str, str]:
+        shards = {shard.name: shard for shard in self._sharding.on(rank)}
         out: dict[str, str] = {}
         for name, shard in shards.items():
             if name.endswith(_SCALE) and self._hashed_with(shards[name.removesuffix(_SCALE)]):

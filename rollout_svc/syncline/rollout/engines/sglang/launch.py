@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 
 from syncline.contract.compile import CannotCompile
-from syncline.contract.compile.sglang import sglang_flags
+from syncline.contract.compile.sglang import adapted, sglang_flags
 from syncline.contract.plan import PrecisionPlan
 from syncline.contract.precision import Hardware, PrecisionContract
+from syncline.contract.sglang_rules import EXPERTS_ON_CPU, TP_ON_CPU
 from syncline.rollout.engines.sglang.client import Server, ServerGone
 
 SCRIPT = Path(__file__).parent / "cpu" / "serve.py"
@@ -40,6 +41,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     quantization, adapter   for the checkpoint's config.json and for `adapter_config.json`
     wide                    dtype of its wide parameters, "float32" or "bfloat16"
+    tp                      ranks that the model is cut over
     saves_memory            weights can be given back without ending the process
     emulations              what is emulated on this hardware, by name
     """
@@ -49,24 +51,33 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     quantization: dict[str, Any] | None
     adapter: dict[str, Any] | None
     wide: str
+    tp: int
     saves_memory: bool
     emulations: tuple[str, ...]
     caveats: tuple[str, ...]
 
 
 def plan_launch(
-    contract: PrecisionContract, plan: PrecisionPlan, hardware: Hardware, max_running: int, experts: bool
+    contract: PrecisionContract,
+    plan: PrecisionPlan,
+    hardware: Hardware,
+    max_running: int,
+    experts: bool,
+    tp: int = 1,
 ) -> LaunchPlan:
     """Raises `CannotCompile` naming the contract's key that SGLang, or SGLang on this hardware, has no setting for."""
-    settings = sglang_flags(contract, plan)
+    settings = sglang_flags(contract, plan, tp)
     arguments = list(settings.flags)
     if contract.compute == "fp32":
         arguments[arguments.index("--dtype") + 1] = "float32"
     wide = arguments[arguments.index("--dtype") + 1]
     emulations: tuple[str, ...] = ()
     if hardware == "cpu":
-        emulations = _check_cpu(contract)
+        emulations = _check_cpu(contract, plan, tp)
         arguments += _CPU
+        if any(family.weight.format == "mxfp8" for family in contract.families):
+            # the default for MXFP8 is a CUDA runner, for whose sake experts are loaded with up before gate
+            arguments += ["--moe-runner-backend", "triton"]
         if contract.adapter is not None:
             arguments += ["--lora-backend", "torch_native"]
     else:
@@ -84,13 +95,19 @@ def plan_launch(
         quantization=settings.quantization_config,
         adapter=settings.adapter_config,
         wide=wide,
+        tp=tp,
         saves_memory=hardware != "cpu",
         emulations=emulations,
         caveats=settings.caveats,
     )
 
 
-def _check_cpu(contract: PrecisionContract) -> tuple[str, ...]:
+def _check_cpu(contract: PrecisionContract, plan: PrecisionPlan, tp: int) -> tuple[str, ...]:
+    if tp > 1:
+        raise CannotCompile("rollout.sglang.tp", TP_ON_CPU)
+    experts = [name for name in adapted(contract, plan) if ".experts." in name]
+    if experts:
+        raise CannotCompile("adapter.targets", f"{experts[0]}: {EXPERTS_ON_CPU}")
     if contract.rollout.kv_cache != "wide":
         raise CannotCompile("rollout.kv_cache", f"{contract.rollout.kv_cache!r}: SGLang on CPU keeps it wide")
     told: list[str] = []

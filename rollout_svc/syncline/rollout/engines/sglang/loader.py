@@ -6,18 +6,20 @@ import shutil
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+from syncline.contract.sglang_spec import Update
 from syncline.contract.version_path import VersionId, VersionManifest, loaded_digest
 from syncline.rollout.engine import StageFailed
 from syncline.rollout.engines.expected import Expected
 from syncline.rollout.engines.sglang import buckets, checkpoint
-from syncline.rollout.engines.sglang.client import Server
+from syncline.rollout.engines.sglang.client import Refused, Server, ServerGone
 from syncline.rollout.engines.sglang.fused import FusedModel
+from syncline.rollout.engines.sglang.groups import WeightGroup, aligned
 from syncline.rollout.engines.sglang.labels import SHORT, label_of
 from syncline.rollout.engines.sglang.launch import LaunchPlan
 from syncline.rollout.engines.sglang.lora import adapter_name, contents_of, write_adapter
@@ -25,8 +27,6 @@ from syncline.runtime.store import BlobStore
 
 BUCKET = 256 << 20
 """Bytes of one bucket."""
-
-Update = Literal["disk", "buckets"]
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,8 @@ class Loader:
         ties = {absent for absent, _ in expected.state.ties}
         shapes = {name: window.shape for name, window in expected.state.windows.items() if name not in ties}
         wide = {"float32": torch.float32, "bfloat16": torch.bfloat16}[plan.wide]
-        self._fused = FusedModel(config, shapes, expected.plan, wide)
+        self._fused = FusedModel(config, shapes, expected.plan, wide, plan.tp)
+        self._group: WeightGroup | None = None
 
     def prepare(self, manifest: VersionManifest, store: BlobStore, held: Prepared | None) -> Prepared:
         """Write the version to disk, checked. The server is not touched.
@@ -136,17 +137,31 @@ class Loader:
 
     def _load_buckets(self, server: Server, prepared: Prepared) -> None:
         tensors = checkpoint.read_tensors(prepared.folder / checkpoint.FILE)
-        parts = list(buckets.buckets(tensors, BUCKET))
+        parts = [aligned(part) for part in buckets.buckets(tensors, BUCKET)]
+        group = self._met(server) if self._update == "group" else None
         server.begin_update()
         try:
             for at, part in enumerate(parts, 1):
-                server.load_bucket(buckets.encoded(part), prepared.label, flush=at == len(parts))
+                last = at == len(parts)
+                if group is not None:
+                    group.send(part, prepared.label, flush=last)
+                else:
+                    server.load_bucket(buckets.encoded(part), prepared.label, flush=last, ranks=self._plan.tp)
+        except (StageFailed, Refused, ServerGone):
+            self._group = None  # a group that broke is not used again
+            raise
         finally:
             server.end_update()
 
+    def _met(self, server: Server) -> WeightGroup:
+        """The group with this server: another than the last one, which died with its server, is made."""
+        if self._group is None or self._group.url != server.url:
+            self._group = WeightGroup(server, self._plan.tp)
+        return self._group
+
     def verify(self, server: Server, prepared: Prepared) -> None:
         """Compare what the server holds with what the version must be there. Raises `StageFailed` naming a tensor."""
-        found = server.checksums()
+        found = server.checksums(self._plan.tp)
         for name in sorted(found.keys() | prepared.checksums.keys()):
             if found.get(name) != prepared.checksums.get(name):
                 raise StageFailed(

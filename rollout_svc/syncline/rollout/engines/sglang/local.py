@@ -17,10 +17,12 @@ def local_engine(
 ) -> SGLangEngine:
     """The engine of one worker; `folder` is that worker's own. Raises `ValueError` naming what cannot run so."""
     hardware, most = spec.device.hardware, spec.rollout.max_running
-    model = Model(models, spec.model, spec.contract(), hardware, most)
+    model = Model(models, spec.model, spec.contract(), hardware, most, spec.rollout.sglang.tp)
     place = folder / "sglang"
     process = ServerProcess(python, model.launch, model.start_folder(place / "model"), place / "server.log")
-    loader = Loader(model.expected, model.config, model.launch, place / "versions", "disk")
+    loader = Loader(
+        model.expected, model.config, model.launch, place / "versions", spec.rollout.sglang.update
+    )
     engine = SGLangEngine(model, job, key, process, loader, most, policy)
     if not model.launch.saves_memory:
         process.start()  # while the trainer mints its first version; nothing lends this memory

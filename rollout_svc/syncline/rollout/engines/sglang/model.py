@@ -31,6 +31,7 @@ class Model:
         contract: PrecisionContract,
         hardware: Hardware = "cpu",
         max_running: int = 64,
+        tp: int = 1,
     ) -> None:
         self.folder = model_folder(models, spec.name)
         self.contract = contract
@@ -53,7 +54,7 @@ class Model:
             )
             self.routing = (int(self._config.num_hidden_layers), taps.layers, taps.topk, experts)
         self.launch: LaunchPlan = plan_launch(
-            contract, self.expected.plan, hardware, max_running, self.routing is not None
+            contract, self.expected.plan, hardware, max_running, self.routing is not None, tp
         )
 
     def describe(self, max_running: int, frees_memory: bool) -> Description:

@@ -94,6 +94,7 @@ def _values(torch: Any, codes: Any, scales: Any, block: Sequence[int], dtype: An
 def _dequantise_fp8(torch: Any) -> None:
     import sglang.srt.layers.quantization.fp8 as fp8
     import sglang.srt.model_executor.model_runner as runner
+    import sglang.srt.server_args as server_args
     from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
     from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
 
@@ -117,6 +118,8 @@ def _dequantise_fp8(torch: Any) -> None:
     fp8.Fp8LinearMethod.apply = linear
     fp8.Fp8MoEMethod.process_weights_after_loading = lambda self, layer: None
     fp8.Fp8MoEMethod.apply = experts
+    # the list holds CUDA runners alone; any of them is put in the place of one that is not on it
+    server_args.add_mxfp8_moe_runner_backend_choices(["triton"])
     # pads for tensor parallelism, which one process has none of, and refuses blocks that are not square
     runner.adjust_config_with_unaligned_cpu_tp = lambda config, *args, **kwargs: config
 

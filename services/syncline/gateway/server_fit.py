@@ -1,0 +1,27 @@
+"""Whether the SGLang server that a spec asks for can hold its model, from the model's config.json: before it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from syncline.contract import sglang_rules
+from syncline.contract.job import JobSpec, Problem
+from syncline.contract.job_rules import contract_key
+from syncline.contract.sharding.grid import BadLayout
+from syncline.contract.sharding.layout import dimensions
+from syncline.gateway import model_root
+
+
+def problems(root: Path, spec: JobSpec) -> list[Problem]:
+    """What the server refuses of this model. What else a config says, it judges at its start."""
+    if spec.rollout.engine != "sglang" or model_root.problems(root, spec.model):
+        return []
+    try:
+        experts = dimensions(json.loads((root / spec.model.name / "config.json").read_bytes())).experts > 0
+    except (OSError, ValueError, BadLayout):
+        return []  # who loads the model says what is wrong with it
+    return [
+        Problem(path=contract_key(spec, found.path), message=found.message, hint=found.hint)
+        for found in sglang_rules.fits(spec, spec.contract(), experts)
+    ]
