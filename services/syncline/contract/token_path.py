@@ -8,7 +8,6 @@ record that does not add up is refused (`BadTrajectory`), never repaired, padded
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Mapping
 from itertools import pairwise
@@ -17,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from syncline.contract.hops import Hop
+from syncline.contract.logprobs import impossible
 from syncline.contract.recorded import (
     SamplingMask,
     expert_contradiction,
@@ -190,12 +190,6 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         raise IndexError(f"{self.trajectory}: token {token} is outside [0, {self.sampled})")
 
 
-# What the top byte of a float32 (sign and seven bits of its exponent) decides of it: under these it is in (-1e30, 1e-5]
-# whatever the other three say. So thousands of log-probs are checked without one Python number for each.
-_TOP = slice(3 if sys.byteorder == "little" else 0, None, 4)
-_SURELY = bytes((*range(0x37), *range(0x80, 0xF1)))
-
-
 def check(trajectory: Trajectory) -> Trajectory:
     """Return `trajectory` if all its parts agree, else raise `BadTrajectory` naming the part."""
     for complaint in (_segments(trajectory), _arrays(trajectory), _spans(trajectory), _extras(trajectory)):
@@ -227,10 +221,7 @@ def _arrays(t: Trajectory) -> str:
         return f"{len(t.logprobs)} log-probs for {sampled} sampled tokens"
     if len(t.loss_mask) != sampled:
         return f"loss mask of {len(t.loss_mask)} for {sampled} sampled tokens"
-    if not t.logprobs.tobytes()[_TOP].translate(None, _SURELY):
-        return ""
-    wrong = ((i, v) for i, v in enumerate(t.logprobs) if not -1e30 < v <= 1e-5)  # NaN is not
-    return next((f"log-prob {v} at sampled token {i}" for i, v in wrong), "")
+    return impossible(t.logprobs)
 
 
 def _spans(t: Trajectory) -> str:
@@ -313,8 +304,8 @@ def decode(fields: Mapping[bytes, bytes]) -> Trajectory:
     logprobs: array[float] = array("f")
     logprobs.frombytes(fields[b"l"])
     head = {name: getattr(header, name) for name in _HEADER_FIELDS}
-    arrays = {"tokens": tokens, "logprobs": logprobs, "loss_mask": fields[b"m"], "mask": mask}
-    return check(Trajectory(**head, **arrays, expert_ids=fields.get(b"x")))
+    head |= {"mask": mask, "expert_ids": fields.get(b"x")}
+    return check(Trajectory(**head, tokens=tokens, logprobs=logprobs, loss_mask=fields[b"m"]))
 
 
 class Reward(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
