@@ -8,6 +8,7 @@ that a group read delivered into a broken connection stay pending until somebody
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import re
@@ -19,6 +20,7 @@ from typing import Any
 import redis
 from redis.backoff import ExponentialBackoff
 
+from syncline.runtime import resp
 from syncline.runtime.commands import CommandRefused, Commands, Script
 from syncline.runtime.messages import BadMessage, Entry, Taken, Value, entries_of, pack, unpack
 
@@ -97,11 +99,7 @@ class Bus(Commands):
 
     def many(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
         """Raw commands in one round trip, not atomic; raw replies in order. Raises the first error reply."""
-        replies = self._insist(commands)
-        for reply in replies:
-            if isinstance(reply, redis.exceptions.ResponseError):
-                raise CommandRefused(_code(reply), str(reply))
-        return replies
+        return self._ask(resp.packed(commands), len(commands))
 
     def script(self, lua: str) -> Script:
         """A callable `(keys, args) -> raw reply`; atomic. The script may run twice and must be idempotent."""
@@ -109,15 +107,23 @@ class Bus(Commands):
 
     def script_many(self, lua: str, calls: Sequence[tuple[Sequence[str], Sequence[Value]]]) -> list[Any]:
         """`script` for many (keys, args) in one round trip; each is atomic by itself. Raises the first error."""
-        sha = hashlib.sha1(lua.encode(), usedforsecurity=False).hexdigest()
-        commands: list[Sequence[Value]] = [("EVALSHA", sha, len(keys), *keys, *args) for keys, args in calls]
+        digest = _digest(lua)
         try:
-            return self.many(commands)
+            return self.many([("EVALSHA", digest, len(keys), *keys, *args) for keys, args in calls])
         except CommandRefused as error:
             if error.code != "NOSCRIPT":
                 raise
         # a new server, or one that was flushed: with its text, so that another flush in between does no harm
         return self.many([("EVAL", lua, len(keys), *keys, *args) for keys, args in calls])
+
+    def script_large(self, lua: str, keys: Sequence[str], args: Sequence[bytes]) -> Any:
+        """`script` for large arguments: they are sent from where they lie and copied nowhere."""
+        try:
+            return self._ask(resp.packed_large(("EVALSHA", _digest(lua), len(keys), *keys), args), 1)[0]
+        except CommandRefused as error:
+            if error.code != "NOSCRIPT":
+                raise
+        return self._ask(resp.packed_large(("EVAL", lua, len(keys), *keys), args), 1)[0]
 
     def newest(self, key: str, count: int) -> list[Entry]:
         """The `count` newest entries of a stream, oldest first."""
@@ -177,13 +183,21 @@ class Bus(Commands):
         """Back off: 0.1 s after the first failure, twice as long after each further one, at most 2 s."""
         self._closing.wait(self._backoff.compute(failures - 1))
 
-    def _insist(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
+    def _ask(self, pieces: Sequence[bytes], count: int) -> list[Any]:
+        """`count` replies to what the pieces ask. Raises the first error reply."""
+        replies = self._insist(pieces, count)
+        for reply in replies:
+            if isinstance(reply, redis.exceptions.ResponseError):
+                raise CommandRefused(_code(reply), str(reply))
+        return replies
+
+    def _insist(self, pieces: Sequence[bytes], count: int) -> list[Any]:
         """`_exchange`, again after each lost connection until the deadline."""
         end = time.monotonic() + self.deadline
         failures = 0
         while True:
             try:
-                return self._exchange(commands)
+                return self._exchange(pieces, count)
             except redis.exceptions.AuthenticationError as error:
                 raise BusDown(f"Redis at {_shown(self.url)} refuses us: {error}") from error
             except _RETRIED as error:
@@ -196,17 +210,16 @@ class Bus(Commands):
                 self.reconnects += 1
                 self.pause(failures)
 
-    def _exchange(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
-        """Send commands in one write, read all replies; an error reply stands in its place as exception.
+    def _exchange(self, pieces: Sequence[bytes], count: int) -> list[Any]:
+        """Send commands at once, read their `count` replies; an error reply stands in its place as exception.
 
         A full server is the exception to that: with one command it is raised, so that it is tried again.
         """
         connection = self._pool.get_connection()
         try:
-            packed = connection.pack_commands(commands)  # type: ignore[no-untyped-call]
-            connection.send_packed_command(packed)  # type: ignore[no-untyped-call]
+            _send(connection, pieces)
             replies: list[Any] = []
-            for _ in commands:
+            for _ in range(count):
                 try:
                     replies.append(connection.read_response())
                 except redis.exceptions.ResponseError as error:
@@ -219,6 +232,25 @@ class Bus(Commands):
         if len(replies) == 1 and isinstance(replies[0], redis.exceptions.OutOfMemoryError):
             raise replies[0]
         return replies
+
+
+@functools.cache
+def _digest(lua: str) -> str:
+    """By which the server knows a script."""
+    return hashlib.sha1(lua.encode(), usedforsecurity=False).hexdigest()
+
+
+def _send(connection: Any, pieces: Sequence[bytes]) -> None:
+    """As the client library's own `send_packed_command`, which makes a call of the system for each piece."""
+    if len(pieces) == 1:
+        connection.send_packed_command(pieces)
+        return
+    try:
+        resp.send(connection._sock, pieces)
+    except TimeoutError as error:
+        raise redis.exceptions.TimeoutError(f"Timeout writing to socket: {error}") from error
+    except OSError as error:
+        raise redis.exceptions.ConnectionError(f"Error while writing to socket: {error}") from error
 
 
 def _code(error: redis.exceptions.ResponseError) -> str:
