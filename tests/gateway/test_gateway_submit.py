@@ -5,8 +5,10 @@ Times are of the CPU, the serving thread's included, so that a busy machine chan
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,9 +17,13 @@ import pytest
 from serving import SPEC, Server, problem
 
 from syncline.contract.events import Request
-from syncline.contract.job import JobSpec
+from syncline.contract.job import JobSpec, LimitSpec
 from syncline.contract.streams import JOB, JOBS, REQUESTS
+from syncline.gateway.submission import read_spec
 from syncline.runtime.bus import unpack
+from syncline.runtime.settings import Settings
+
+MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 
 
 def requests_of(server: Server, job: str) -> list[Request]:
@@ -204,3 +210,19 @@ def test_twenty_at_once_are_one_job(server: Server) -> None:
 def test_strange_keys_are_refused(server: Server, key: str) -> None:
     answer = server.http.post("/v1/jobs", json=SPEC, headers={b"idempotency-key": key.encode()})
     problem(answer, 400)
+
+
+@pytest.mark.parametrize(("given", "start"), [(None, 180.0), (900.0, 900.0)])
+def test_the_installation_says_how_long_a_start_takes_where_the_spec_does_not(
+    tmp_path: Path, given: float | None, start: float
+) -> None:
+    settings = Settings(runs=tmp_path, models=MODELS, worker_start=given)
+
+    def read(**limits: float) -> LimitSpec:
+        body = json.dumps({"name": "n", "model": {"name": "tiny-moe"}, "limits": limits})
+        return read_spec(body.encode(), "application/json", settings).limits
+
+    assert read().worker_start == start
+    assert read(batch_wait=50.0) == LimitSpec(batch_wait=50.0, worker_start=start)
+    assert read(worker_start=7.0).worker_start == 7.0
+    assert read(worker_start=180.0).worker_start == 180.0  # the default, said
