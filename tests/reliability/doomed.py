@@ -23,6 +23,7 @@ CONTEXT.set_forkserver_preload(
     ["doomed", "fingerprint", "syncline.trainer.loop", "syncline.trainer.assembly"]
 )
 LEASE = 2.0  # seconds, where the product has 10
+BLIND = 600.0  # seconds of a lease that is not renewed while a test runs: a frozen process finds out by what it does
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def _point(where: str, after: bool) -> Point:
 def _points() -> dict[str, Point]:
     places = {
         "read": "syncline.trainer.intake:Intake.segment",
-        "segment": "syncline.runtime.segments:write",
+        "segment": "syncline.runtime.segments:write_new",
         "backward": "fingerprint:FingerprintEngine.backward",
         "optimizer step": "fingerprint:FingerprintEngine.optimize",
         "scores": "syncline.runtime.segments:write_scores",
@@ -79,7 +80,10 @@ RESUMING: dict[str, Point] = {
 
 
 class Trainer:
-    """A trainer process. `ended` once it has; `struck`: by its own fault."""
+    """A trainer process. `ended` once it has; `struck`: by its own fault.
+
+    freeze   it is stopped at its fault, and not killed; its lease is then of `BLIND` seconds
+    """
 
     def __init__(
         self,
@@ -87,11 +91,12 @@ class Trainer:
         log: Path,
         fault: tuple[str, int] | None = None,
         freeze: bool = False,
+        lease: float = LEASE,
     ) -> None:
         point = None if fault is None else (POINTS | RESUMING)[fault[0]]
         call = 0 if fault is None else fault[1]
         number = signal.SIGSTOP if freeze else signal.SIGKILL
-        args = (dict(environ), str(log), point, call, int(number))
+        args = (dict(environ), str(log), point, call, int(number), BLIND if freeze else lease)
         self.process: ForkServerProcess = CONTEXT.Process(target=serve, args=args, daemon=True)
         self.process.start()
 
@@ -128,7 +133,9 @@ class Trainer:
         self.process.join(10)
 
 
-def serve(environ: Mapping[str, str], log: str, point: Point | None, call: int, number: int) -> None:
+def serve(
+    environ: Mapping[str, str], log: str, point: Point | None, call: int, number: int, lease: float
+) -> None:
     """Runs in the child."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
@@ -141,7 +148,7 @@ def serve(environ: Mapping[str, str], log: str, point: Point | None, call: int, 
     from syncline.runtime.lease import Lease
     from syncline.trainer import assembly, loop
 
-    Lease.__init__.__defaults__ = (LEASE,)
+    Lease.__init__.__defaults__ = (lease,)
     assembly.__dict__["build_engine"] = fingerprint.FingerprintEngine
     if point is not None:
         strike(point, call, number)

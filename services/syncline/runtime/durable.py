@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 from pathlib import Path
 
 
@@ -38,15 +39,33 @@ def sync_folder(path: Path) -> None:
 def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Write `path` so that a reader, or a crash, finds the old bytes or the new ones and never a part.
 
-    The folder must exist. The temporary neighbour of a crashed writer is overwritten by the next one.
+    The folder must exist. What a writer has not finished lies beside it under a name of its own, which begins with a
+    dot: one that was frozen and wakes cannot write into what its successor has put into place.
     """
-    beside = path.with_name(f".{path.name}.part")
+    _beside(path, data).replace(path)
+    sync_folder(path.parent)
+
+
+def write_first(path: Path, data: bytes | memoryview) -> bool:
+    """`write_whole`, unless something has that name already: then False, and it stays as it is."""
+    beside = _beside(path, data)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return False
+    finally:
+        beside.unlink()
+    sync_folder(path.parent)
+    return True
+
+
+def _beside(path: Path, data: bytes | memoryview) -> Path:
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     with beside.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
-    sync_folder(path.parent)
+    return beside
 
 
 def locked(path: Path) -> bool:

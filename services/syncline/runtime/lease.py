@@ -56,14 +56,14 @@ class Lease:
     def renew(self) -> None:
         """Extend. Raises `LeaseLost` if the lease ran out or someone else holds it."""
         if not self._renew([self.key], [self.holder, int(self.seconds * 1000), "0"]):
-            raise self._lost()
+            raise self.lost()
 
     def transact(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
         """Run raw commands atomically if the lease is ours. Raises `LeaseLost`, and nothing was done."""
         flat = [part for command in commands for part in (len(command), *command)]
         reply = self._transact([self.key], [self.holder, *flat])
         if reply is None:
-            raise self._lost()
+            raise self.lost()
         return list(reply)
 
     def renew_until(self, ended: threading.Event) -> None:
@@ -71,7 +71,8 @@ class Lease:
         while not ended.wait(self.seconds / 3):
             self.renew()
 
-    def _lost(self) -> LeaseLost:
+    def lost(self) -> LeaseLost:
+        """What to raise by a process that has found another one at its work."""
         other = self._bus.get(self.key)
         return LeaseLost(
             f"lease {self.name} of {self.holder} is held by {other.decode() if other else 'nobody'}: "
@@ -81,6 +82,11 @@ class Lease:
     def held(self) -> bool:
         """Whether the lease is ours now."""
         return self._bus.get(self.key) == self.holder.encode()
+
+    def require(self) -> None:
+        """Raises `LeaseLost` unless the lease is ours now: asked before what a server cannot check, such as a file."""
+        if not self.held():
+            raise self.lost()
 
     def release(self) -> None:
         """Give it back, if it is still ours."""

@@ -54,6 +54,7 @@ from syncline.runtime.ledger_view import LedgerView
 
 if TYPE_CHECKING:
     from syncline.contract.job import JobSpec
+    from syncline.runtime.lease import Lease
 
 __all__ = [
     "STATES",
@@ -73,7 +74,6 @@ __all__ = [
     "UnknownTrajectory",
 ]
 
-
 _PUBLISH_RECORDS = 128  # and bytes, that one transaction takes at most: others wait for it meanwhile
 _PUBLISH_BYTES = 4 << 20
 
@@ -85,19 +85,30 @@ class Ledger(LedgerView):
     max_lag        largest lag, in updates, at which a token may be trained
     policy         what happens when the bound cannot be kept otherwise
     max_attempts   tries at one trajectory before it ends as failed
+    lease          of the one process that may claim: checked where the claim is made; None: whoever asks
     """
 
     def __init__(
-        self, bus: Bus, job: str, *, batch_groups: int, max_lag: int, policy: Policy, max_attempts: int
+        self,
+        bus: Bus,
+        job: str,
+        *,
+        batch_groups: int,
+        max_lag: int,
+        policy: Policy,
+        max_attempts: int,
+        lease: Lease | None = None,
     ) -> None:
         super().__init__(bus, job)
         self.batch_groups, self.max_lag, self.policy = batch_groups, max_lag, policy
-        self.max_attempts = max_attempts
+        self.max_attempts, self._lease = max_attempts, lease
         names = (ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, TRAJECTORIES, DEAD, OUTCOMES)
         self._keys = [key.at(job) for key in names]
 
     @classmethod
-    def under(cls, bus: Bus, job: str, spec: JobSpec, groups: int | None = None) -> Self:
+    def under(
+        cls, bus: Bus, job: str, spec: JobSpec, groups: int | None = None, lease: Lease | None = None
+    ) -> Self:
         """The ledger of `job` under the law that `spec` states.
 
         groups   of an evaluation, which is as one batch of one version; None: as many as an update takes
@@ -109,6 +120,7 @@ class Ledger(LedgerView):
             max_lag=spec.schedule.max_lag,
             policy=spec.schedule.lag_policy,
             max_attempts=spec.limits.attempts,
+            lease=lease,
         )
 
     # ---- rollout and scheduler ----------------------------------------------------------------------------
@@ -179,8 +191,7 @@ class Ledger(LedgerView):
         None: nothing is left to do, and the work item is acknowledged: the trajectory was not running any
         more, or its attempts are used up and it ended as failed, with `why`.
         """
-        token = secrets.token_hex(6)
-        args: list[Value] = [self.job, trajectory, work_id, why, self.max_attempts, token]
+        args: list[Value] = [self.job, trajectory, work_id, why, self.max_attempts, secrets.token_hex(6)]
         return int(self._run(lua.RETRY, args)) or None
 
     def resubmit(self, item: WorkItem) -> int | None:
@@ -206,9 +217,9 @@ class Ledger(LedgerView):
         """Claim the groups of `update`, which is made at `version`, earliest deadline first. None: wait.
 
         The same update gets the same claim again. Raises `LagBroken` if policy `wait` would train over the
-        bound, and `LedgerBroken` if `update` is claimed at another version.
+        bound, `LedgerBroken` if `update` is claimed at another version, and `LeaseLost` with nothing claimed.
         """
-        reply = self._run(lua.CLAIM, [self.job, update, version, *self._law()])
+        reply = self._leased(lua.CLAIM, [self.job, update, version, *self._law()])
         if reply is None:
             return None
         if isinstance(reply, list):
@@ -221,8 +232,8 @@ class Ledger(LedgerView):
         return Claim(update, version, stored.groups)
 
     def unclaim(self, update: int) -> bool:
-        """Undo a claim: its groups are ready again. False: nothing is claimed for `update`."""
-        return bool(self._run(lua.UNCLAIM, [self.job, update]))
+        """Undo a claim: its groups are ready again. False: nothing is claimed for `update`. Raises `LeaseLost`."""
+        return bool(self._leased(lua.UNCLAIM, [self.job, update]))
 
     def trained(self, update: int, trajectories: Sequence[str]) -> None:
         """These claimed trajectories are trained; every other one of the claim must have ended before.
@@ -240,11 +251,8 @@ class Ledger(LedgerView):
         """
         if state not in ("filtered", "failed", "expired"):
             raise ValueError(f"end of {trajectory}: state {state!r} is none of filtered, failed, expired")
-        done = int(self._run(lua.END, [self.job, trajectory, state, reason]))
-        if done < 0:
-            raise UnknownTrajectory(
-                f"trajectory {trajectory} cannot end as {state}: the ledger has none such"
-            )
+        if (done := int(self._run(lua.END, [self.job, trajectory, state, reason]))) < 0:
+            raise UnknownTrajectory(f"trajectory {trajectory} cannot end as {state}: there is none such")
         return done == 1
 
     def overdue(self, version: int) -> list[int]:
@@ -279,6 +287,14 @@ class Ledger(LedgerView):
 
     def _run(self, script: str, args: Sequence[Value]) -> Any:
         return self._bus.script(script)(self._keys, args)
+
+    def _leased(self, script: str, args: Sequence[Value]) -> Any:
+        """`_run` of a script that does nothing and answers -1 where the lease is another's."""
+        if self._lease is None:
+            return self._run(script, [*args, "", ""])
+        if (reply := self._run(script, [*args, self._lease.key, self._lease.holder])) == -1:
+            raise self._lease.lost()
+        return reply
 
     def _law(self) -> tuple[Value, ...]:
         return (self.batch_groups, self.max_lag, self.policy)

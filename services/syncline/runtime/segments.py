@@ -9,9 +9,10 @@ the segment is written again with nothing marked as trained.
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +22,11 @@ import pyarrow.parquet as pq
 
 from syncline.contract.token_path import Reward, Trajectory
 from syncline.contract.version_path import VersionId
-from syncline.runtime.durable import write_whole
+from syncline.runtime.durable import write_first, write_whole
 from syncline.runtime.segment_schema import SCHEMA, SCORES, column_floats, row_of, trajectory_of
 
 _NAME = re.compile(r"update-(\d{6,})\.parquet")
+_REWARD = ("state", "value", "reason", "judge", "seconds", "attempt")  # columns `reward_...`
 
 
 class BadSegment(ValueError):
@@ -125,17 +127,43 @@ def scores_path(folder: Path, update: int) -> Path:
 
 def updates(folder: Path) -> list[int]:
     """Updates whose segment is in `folder`, in order. Empty for an absent folder."""
-    found = (_NAME.fullmatch(path.name) for path in folder.glob("update-*.parquet"))
-    return sorted(int(match.group(1)) for match in found if match)
+    return sorted(update for update, _ in _listed(folder))
+
+
+def stamps(folder: Path) -> dict[int, tuple[int, int]]:
+    """Of each update whose segment is in `folder`: its file's time of change (nanoseconds) and size."""
+    found = {}
+    for update, entry in _listed(folder):
+        try:
+            stat = entry.stat()
+        except FileNotFoundError:  # deleted a moment ago
+            continue
+        found[update] = stat.st_mtime_ns, stat.st_size
+    return found
+
+
+def _listed(folder: Path) -> Iterator[tuple[int, os.DirEntry[str]]]:
+    try:
+        entries = os.scandir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with entries:
+        for entry in entries:
+            if match := _NAME.fullmatch(entry.name):
+                yield int(match.group(1)), entry
 
 
 # ---- segments ----------------------------------------------------------------------------------------------
 def write(folder: Path, segment: Segment) -> Path:
     """Write the segment whole, fsynced, under its final name; returns the path. The folder is made."""
-    head = _Head(**{name: getattr(segment, name) for name in _Head.__struct_fields__})
-    rows = [_flat(row) for row in segment.members]
-    table = pa.Table.from_pylist(rows, schema=_with(SCHEMA, head))
-    return _put(segment_path(folder, segment.update), table)
+    return _put(segment_path(folder, segment.update), _table_of(segment))
+
+
+def write_new(folder: Path, segment: Segment) -> bool:
+    """`write`, unless that update has a segment already. False: another one is there, and stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = segment_path(folder, segment.update)
+    return write_first(path, _bytes(_table_of(segment))) or read(path) == segment
 
 
 def read(path: Path) -> Segment:
@@ -208,20 +236,18 @@ def read_scores(path: Path, trajectory: str | None = None) -> Scores:
 
 # ---- parts -------------------------------------------------------------------------------------------------
 def _flat(row: SegmentRow) -> dict[str, Any]:
-    reward = row.reward
-    return row_of(row.trajectory) | {
-        "reward_state": None if reward is None else reward.state,
-        "reward_value": None if reward is None else reward.value,
-        "reward_reason": None if reward is None else reward.reason,
-        "reward_judge": None if reward is None else reward.judge,
-        "reward_seconds": None if reward is None else reward.seconds,
-        "reward_attempt": None if reward is None else reward.attempt,
-        "use": row.use,
-        "why": row.why,
-        "lag": row.lag,
-        "advantage": row.advantage,
-        "used_mask": row.used_mask,
-    }
+    reward = {f"reward_{name}": row.reward and getattr(row.reward, name) for name in _REWARD}
+    return (
+        row_of(row.trajectory)
+        | reward
+        | {
+            "use": row.use,
+            "why": row.why,
+            "lag": row.lag,
+            "advantage": row.advantage,
+            "used_mask": row.used_mask,
+        }
+    )
 
 
 def _rows(path: Path, table: pa.Table) -> Iterable[SegmentRow]:
@@ -237,15 +263,8 @@ def _rows(path: Path, table: pa.Table) -> Iterable[SegmentRow]:
             raise BadSegment(f"{path}: row {i}: {error}") from None
         reward = None
         if raw["reward_state"] is not None:
-            reward = Reward(
-                trajectory=trajectory.trajectory,
-                attempt=raw["reward_attempt"],
-                state=raw["reward_state"],
-                value=raw["reward_value"],
-                reason=raw["reward_reason"],
-                judge=raw["reward_judge"],
-                seconds=raw["reward_seconds"],
-            )
+            given = {name: raw[f"reward_{name}"] for name in _REWARD}
+            reward = Reward(trajectory=trajectory.trajectory, **given)
         yield SegmentRow(
             trajectory=trajectory,
             reward=reward,
@@ -267,12 +286,21 @@ def _head(path: Path, table: pa.Table, type: Any) -> Any:
         raise BadSegment(f"{path}: head: {error}") from None
 
 
+def _table_of(segment: Segment) -> pa.Table:
+    head = _Head(**{name: getattr(segment, name) for name in _Head.__struct_fields__})
+    return pa.Table.from_pylist([_flat(row) for row in segment.members], schema=_with(SCHEMA, head))
+
+
 def _put(path: Path, table: pa.Table) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, _bytes(table))
+    return path
+
+
+def _bytes(table: pa.Table) -> memoryview:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    write_whole(path, memoryview(sink.getvalue()))
-    return path
+    return memoryview(sink.getvalue())
 
 
 def _table(path: Path, only: tuple[str, str, str] | None) -> pa.Table:

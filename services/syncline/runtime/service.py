@@ -98,11 +98,15 @@ class ServiceContext:
 
         Losing the lease ends the process at once.
         """
-        lock = Lease(self.bus, f"{self.settings.job}/{name}" if self.settings.job else name, self.incarnation)
+        lock = self.lease_named(name)
         lock.acquire(self.stopping)
         self._leases.append(lock)
         self._threads.append(self.thread(f"lease-{name}", lambda: lock.renew_until(self._ended)))
         return lock
+
+    def lease_named(self, name: str) -> Lease:
+        """The lease that `lease` takes under that name: to ask whether it is held, and to write under it."""
+        return Lease(self.bus, f"{self.settings.job}/{name}" if self.settings.job else name, self.incarnation)
 
     def heartbeat(self) -> Heartbeat:
         """This process as others see it."""
@@ -204,14 +208,17 @@ def _listen(context: ServiceContext) -> None:
 def fail(context: ServiceContext, reason: str, error: Exception) -> None:
     """Log the failure with its traceback, and tell the job's scheduler if it is the job's failure.
 
-    A lost lease or bus is this process's own end (`OWN_END`): another one goes on where it stood.
+    A lost lease or bus is this process's own end (`OWN_END`): another one goes on where it stood. So is whatever a
+    process stumbles over that has lost its lease without knowing: it was frozen, and its successor moved things.
     """
     context.log.error("failed: %s", reason, exc_info=error)
     if context.settings.job is None or isinstance(error, OWN_END):
         return
     context.bus.deadline = LEAVING
     try:
-        if disk_full(error):  # there may be room again: another one goes on from what is whole on disk
+        if not all(lease.held() for lease in context._leases):
+            context.log.error("the lease is lost: this failure is not the job's")
+        elif disk_full(error):  # there may be room again: another one goes on from what is whole on disk
             context.emit(Alarm(who=context.name, update=0, what=f"the disk is full: {reason}"))
         else:
             context.emit(Failed(who=context.name, reason=reason))

@@ -54,12 +54,15 @@ def assemble(ctx: ServiceContext) -> Parts:
     folder = ctx.settings.job_dir(job)
     spec = JobSpec.model_validate_json((folder / "spec.json").read_bytes())
     spec_hash, contract = spec.hash(), spec.contract_digest()
-    ledger = Ledger.under(ctx.bus, job, spec)
+    lease = ctx.lease_named("trainer")
+    ledger = Ledger.under(ctx.bus, job, spec, lease=lease)
     prefixes = canaries.prefixes(spec, ctx.settings.models)
     engine = build_engine(spec, ctx.settings.models, folder / "trainer")
     intake = Intake(ctx.bus, ledger, spec, spec_hash)
-    updating = Updating(ctx.bus, ledger, engine, intake, spec, folder / "segments")
-    checkpoints = Checkpoints(folder / "checkpoints", job, spec_hash, contract, spec.checkpoint.keep)
+    updating = Updating(ctx.bus, ledger, engine, intake, spec, folder / "segments", lease)
+    checkpoints = Checkpoints(
+        folder / "checkpoints", job, spec_hash, contract, spec.checkpoint.keep, lease.require
+    )
     return Parts(
         spec=spec,
         spec_hash=spec_hash,
@@ -70,7 +73,7 @@ def assemble(ctx: ServiceContext) -> Parts:
         intake=intake,
         updating=updating,
         probing=Probing(ctx.bus, engine, spec, job, folder, ctx.emit),
-        mint=Mint(ctx.bus, job, folder, contract, prefixes, adapter=spec.contract().adapter is not None),
+        mint=Mint(ctx.bus, lease, job, folder, contract, prefixes, spec.contract().adapter is not None),
         checkpoints=checkpoints,
         resume=Resume(ledger, engine, updating, checkpoints, folder),
         device=Device(Devices(ctx.bus, ctx.heartbeat_key, ctx.incarnation), spec, job, ctx.name),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,10 +51,22 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoints:
-    """The checkpoints of one job, in `folder` (made if absent)."""
+    """The checkpoints of one job, in `folder` (made if absent).
 
-    def __init__(self, folder: Path, job: str, spec_hash: str, contract: str, keep: int) -> None:
+    require   raises if this process may not write any more; asked before a checkpoint is put into its place
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        job: str,
+        spec_hash: str,
+        contract: str,
+        keep: int,
+        require: Callable[[], None] = lambda: None,
+    ) -> None:
         self.folder = folder
+        self._require = require
         self._job, self._spec_hash, self._contract = job, spec_hash, contract
         self._keep = keep
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,8 +81,11 @@ class Checkpoints:
         final = self.folder / f"update-{version.number:06d}"
         if final.is_dir() and self._why_not(final) == "":
             return final
-        part = self.folder / f".{final.name}.part"
-        shutil.rmtree(part, ignore_errors=True)
+        for left in self.folder.glob(
+            ".update-*.part"
+        ):  # by a writer that died, or is frozen and has a successor
+            shutil.rmtree(left, ignore_errors=True)
+        part = self.folder / f".{final.name}.{secrets.token_hex(4)}.part"
         part.mkdir()
         write(part)
         manifest = Manifest(
@@ -85,6 +101,7 @@ class Checkpoints:
         )
         write_whole(part / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
         sync_folder(part)
+        self._require()
         shutil.rmtree(final, ignore_errors=True)  # a broken one of the same update
         part.rename(final)
         sync_folder(self.folder)

@@ -218,7 +218,7 @@ class Trainer:
         assert self.version is not None
         parts, waited = self.parts, self.waiting.stop()
         segment = parts.intake.segment(claim, self.version)
-        segments.write(self._segments, segment)
+        parts.updating.keep(segment)
         parts.probing.ask(segment)
         made = parts.updating.make(segment, self.version.epoch)
         parts.probing.scored(made.result)

@@ -13,7 +13,8 @@ from syncline.contract.streams import EVENTS, MINTED, VERSIONS
 from syncline.contract.version_path import MINTED as MINTED_HOP
 from syncline.contract.version_path import Minted, VersionId, VersionRecord, parse_version
 from syncline.runtime import tracing
-from syncline.runtime.bus import Bus
+from syncline.runtime.bus import Bus, pack
+from syncline.runtime.lease import Lease
 from syncline.trainer import canaries
 from syncline.trainer.engine import Sample, TrainerEngine
 
@@ -21,14 +22,23 @@ from syncline.trainer.engine import Sample, TrainerEngine
 class Mint:
     """Makes versions of one job.
 
+    lease      of the job's trainer: a version is announced under it or not at all
     prefixes   the canaries' samples
     adapter    the base is frozen: once a version that brought it is published, later ones bring the adapter alone
     """
 
     def __init__(
-        self, bus: Bus, job: str, folder: Path, contract: str, prefixes: list[Sample], adapter: bool = False
+        self,
+        bus: Bus,
+        lease: Lease,
+        job: str,
+        folder: Path,
+        contract: str,
+        prefixes: list[Sample],
+        adapter: bool = False,
     ) -> None:
-        self._bus, self._job, self._folder, self._contract = bus, job, folder, contract
+        self._bus, self._lease, self._job = bus, lease, job
+        self._folder, self._contract = folder, contract
         self._prefixes = prefixes
         self._adapter = adapter
         self._newest: Minted | None = None
@@ -45,6 +55,8 @@ class Mint:
         """Export the present weights as `version` and hand it to sync; returns the hop's traceparent.
 
         traces   contexts of the trajectories that the version was trained on
+
+        Raises `LeaseLost`, with nothing announced.
         """
         with tracing.hop(
             MINTED_HOP,
@@ -79,14 +91,14 @@ class Mint:
         """The version that a new one may build on: this process's own, as long as its manifest lists the base."""
         if not self._adapter or self._whole is None:
             return None
-        raw = self._bus.hgetall(VERSIONS.at(self._job)).get(str(self._whole).encode())
+        raw = self._bus.hget(VERSIONS.at(self._job), str(self._whole))
         if raw is None:
             return None
         record = msgspec.json.decode(raw, type=VersionRecord)
         return self._whole if record.state in ("published", "active") else None
 
     def _announce(self, minted: Minted) -> None:
-        """In this order: the record is there before sync can read of the version, the scheduler hears last."""
+        """All at once: the record is there when sync reads of the version and the scheduler hears of it."""
         record = VersionRecord(
             version=minted.version,
             parent=minted.parent,
@@ -96,13 +108,20 @@ class Mint:
             traceparent=minted.traceparent,
             minted=minted.minted_at,
         )
-        self._bus.hset(VERSIONS.at(self._job), str(minted.version), msgspec.json.encode(record))
-        self._bus.append(MINTED.at(self._job), minted)
-        self._bus.append(EVENTS.at(self._job), events.Minted(version=minted.version))
+        told = events.Minted(version=minted.version)
+        self._lease.transact(
+            [
+                ("HSET", VERSIONS.at(self._job), str(minted.version), msgspec.json.encode(record)),
+                ("XADD", MINTED.at(self._job), "*", "m", pack(minted)),
+                ("XADD", EVENTS.at(self._job), "*", "m", pack(told)),
+            ]
+        )
 
     def remind(self, version: VersionId) -> None:
         """Announce `version`, the newest, again if Redis has forgotten it."""
-        if self._newest is not None and self._newest.version == version and version not in self.known():
+        if self._newest is None or self._newest.version != version:
+            return
+        if self._bus.hget(VERSIONS.at(self._job), str(version)) is None:
             self._announce(self._newest)
 
     def known(self) -> list[VersionId]:

@@ -17,6 +17,7 @@ from syncline.contract.token_path import ADMITTED, SCORED, TRAINED
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments, tracing
 from syncline.runtime.bus import Bus, unpack
+from syncline.runtime.lease import Lease
 from syncline.runtime.ledger import Ledger, LedgerBroken
 from syncline.runtime.segments import Scores, Segment
 from syncline.trainer.batch import samples_of
@@ -50,23 +51,42 @@ class Update:
 
 
 class Updating:
-    """Makes the updates of one job. `folder`: its segments."""
+    """Makes the updates of one job. `folder`: its segments; `lease`: of the job's trainer."""
 
     def __init__(
-        self, bus: Bus, ledger: Ledger, engine: TrainerEngine, intake: Intake, spec: JobSpec, folder: Path
+        self,
+        bus: Bus,
+        ledger: Ledger,
+        engine: TrainerEngine,
+        intake: Intake,
+        spec: JobSpec,
+        folder: Path,
+        lease: Lease,
     ) -> None:
         self._bus, self._ledger, self._engine, self._intake = bus, ledger, engine, intake
-        self._spec, self._folder = spec, folder
+        self._spec, self._folder, self._lease = spec, folder, lease
+
+    def keep(self, segment: Segment) -> None:
+        """Put the segment of a new update on disk, from which it can be made again. Raises `LeaseLost`.
+
+        A trainer that was frozen since it claimed finds its successor's there, and leaves it alone.
+        """
+        if not segments.write_new(self._folder, segment):
+            self._lease.require()
+            segments.write(
+                self._folder, segment
+            )  # what the one before wrote, without holding what it claimed
 
     def make(self, segment: Segment, epoch: int) -> Update:
         """Step on a segment that is on disk, and tell the ledger what became of each trajectory.
 
         Everything here may be repeated after a crash: the segment decides, and the ledger knows what it
-        knows.
+        knows. Raises `LeaseLost`, with nothing told.
         """
         admitted, began = time.time(), time.monotonic()
         result = self._engine.step(samples_of(segment.rows), segment.update)
         seconds = time.monotonic() - began
+        self._lease.require()  # a step takes long enough to be replaced meanwhile
         minted = VersionId(epoch, segment.update)
         scores = scores_of(segment, result, minted)
         if result.skipped and segment.rows:

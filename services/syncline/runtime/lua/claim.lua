@@ -1,4 +1,6 @@
--- ARGV: job, update, version, batch, max_lag, policy. A claim; nil: wait; or a story that breaks the law.
+-- ARGV: job, update, version, batch, max_lag, policy, lease or '', its holder. A claim; nil: wait; -1: the lease is
+-- another's; or a story that breaks the law.
+if ARGV[7] ~= '' and call('GET', ARGV[7]) ~= ARGV[8] then return -1 end
 local update, version = tonumber(ARGV[2]), tonumber(ARGV[3])
 local batch, max_lag, policy = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local known = call('HGET', CLAIMS, update)

@@ -1,4 +1,5 @@
--- ARGV: job, update. 1, or 0: there is no such claim.
+-- ARGV: job, update, lease or '', its holder. 1; 0: there is no such claim; -1: the lease is another's.
+if ARGV[3] ~= '' and call('GET', ARGV[3]) ~= ARGV[4] then return -1 end
 local raw = call('HGET', CLAIMS, ARGV[2])
 if not raw then return 0 end
 local version, before, groups = unpack(unpack_(raw))
