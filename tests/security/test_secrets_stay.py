@@ -25,6 +25,7 @@ from syncline.runtime.tokens import TokenStore
 CANARIES = {
     "SYNCLINE_TOKEN": "canary-operators-token",
     "SYNCLINE_METRICS_TOKEN": "canary-scrapers-token",
+    "SYNCLINE_TRACES_KEY": "canary-of-who-writes-spans",
     "WANDB_API_KEY": "canary-wandb-key",
     "AWS_SECRET_ACCESS_KEY": "canary-aws-key",
     "HF_TOKEN": "canary-hf-token",

@@ -139,6 +139,7 @@ def spans_taken(
         access_log=False,
         server_header=False,
         lifespan="off",
+        timeout_keep_alive=60,  # a sender's connection outlives its silence
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
