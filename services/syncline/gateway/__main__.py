@@ -10,6 +10,7 @@ import sys
 import uvicorn
 
 from syncline.gateway.app import create_app
+from syncline.gateway.certificate import keep_certificate
 from syncline.gateway.ingest import spans_taken
 from syncline.gateway.reporter import keep_reporting
 from syncline.runtime.bus import Bus
@@ -36,17 +37,16 @@ def main(context: ServiceContext) -> None:
         scheme = "http" if settings.tls_cert is None else "https"
         url = f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{context.port}"
         _announce(context, url)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=5,
-                ssl_certfile=settings.tls_cert,
-                ssl_keyfile=settings.tls_key,
-            )
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=5,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
         )
+        _keep_certificate(context, config)
         trackers = app.state.gateway.trackers
         context.thread("trackers", lambda: trackers.keep(context.bus, context.stopping))
         context.thread("reporter", lambda: keep_reporting(context.bus, settings, context.stopping))
@@ -54,10 +54,19 @@ def main(context: ServiceContext) -> None:
         context.log.info("serving %s", url)
         bounds = (settings.traces_days, settings.traces_mib)
         context.thread("pruner", lambda: keep_pruned(settings.traces, *bounds, context.stopping))
-        server.run(
+        uvicorn.Server(config).run(
             sockets=[listener]
         )  # takes SIGTERM and SIGINT while it serves, and passes them on at its end
     bus.close()
+
+
+def _keep_certificate(context: ServiceContext, config: uvicorn.Config) -> None:
+    """Where the gateway speaks TLS, show a renewed certificate without a restart."""
+    cert, key = context.settings.tls_cert, context.settings.tls_key
+    config.load()
+    served = config.ssl
+    if served is not None and cert is not None and key is not None:
+        context.thread("certificate", lambda: keep_certificate(served, cert, key, context.stopping))
 
 
 def listening(host: str, port: int) -> socket.socket:
