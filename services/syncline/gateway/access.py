@@ -15,6 +15,7 @@ from syncline.gateway.audit import Audit
 from syncline.gateway.door import WHO
 from syncline.gateway.errors import Fault, Refusal, unknown_job
 from syncline.gateway.exporting_processes import Exporting
+from syncline.gateway.forgotten import Forgotten
 from syncline.gateway.history import JOB_ID, History, owner_of
 from syncline.gateway.large_jobs import LargeJobs
 from syncline.gateway.metrics import JobNumbers
@@ -49,6 +50,7 @@ class Gateway:
         self.validating = Validating(settings)
         self.trackers = Trackers(settings)
         self.large = LargeJobs(bus)
+        self.forgotten = Forgotten()
         self.tempo = TempoStore(settings.traces)
 
 

@@ -1,12 +1,14 @@
 """Which segment holds a trajectory: a small SQLite index beside a job's segments, built when it is first asked.
 
 A cache and nothing more: it may be deleted at any time, and is compared with the folder before it is believed. A
-segment that was written again (its step was skipped) is read again.
+segment that was written again (its step was skipped) is read again. Segments are renamed into place, which changes the
+folder's own time: while that stays, the folder, which may hold thousands of files, is not gone through again.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +18,11 @@ import msgspec
 
 from syncline.contract.token_path import parse_trajectory_id
 from syncline.runtime import segments
+from syncline.runtime.segment_files import stamps
 
 FILE = "lineage.sqlite"
 BUSY_SECONDS = 20.0
+SETTLED_NS = 5 * 10**9  # age of a folder's time from which on another change cannot bear the same one
 _SCHEMA = """
 create table if not exists segment (
   number integer primary key, mtime_ns integer not null, size integer not null
@@ -29,7 +33,9 @@ create table if not exists member (
   primary key (trajectory, number)
 ) without rowid;
 create index if not exists member_number on member (number);
+create table if not exists folder (mtime_ns integer not null);
 create index if not exists member_place on member (grp, idx);
+create index if not exists member_use on member (use, grp, idx);
 """
 
 
@@ -53,7 +59,7 @@ class SegmentIndex:
         with self._open() as db:
             found = self._find(db, trajectory)
             if found is None or not self._fresh(db, found.update):
-                self._refresh(db)
+                self._refresh(db, doubted=found is not None)
                 found = self._find(db, trajectory)
             return found
 
@@ -63,11 +69,14 @@ class SegmentIndex:
         """Members by group and index, from behind `after`; None: any."""
         with self._open() as db:
             self._refresh(db)
+            # conditions that nobody asked for would keep SQLite from its indexes; an update has few members, of any use
+            of_use = "use" if update is None else "+use"
+            asked = {of_use: use, "number": update, "grp": group}
+            given = {column: value for column, value in asked.items() if value is not None}
             rows = db.execute(
-                "select trajectory, number, use from member where (grp, idx) > (?, ?)"
-                " and (? is null or use = ?) and (? is null or number = ?) and (? is null or grp = ?)"
-                " order by grp, idx, number limit ?",
-                (*after, use, use, update, update, group, group, limit),
+                f"select trajectory, number, use from member where (grp, idx) > (?, ?)"
+                f"{''.join(f' and {column} = ?' for column in given)} order by grp, idx, number limit ?",
+                (*after, *given.values(), limit),
             )
             return [Member(*row) for row in rows]
 
@@ -100,23 +109,35 @@ class SegmentIndex:
             return None
         return stat.st_mtime_ns, stat.st_size
 
-    def _refresh(self, db: sqlite3.Connection) -> None:
-        """Make the index agree with the folder."""
+    def _changed(self) -> int:
+        """The folder's time of change in nanoseconds, 0: there is none."""
+        try:
+            return self._segments.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _refresh(self, db: sqlite3.Connection, doubted: bool = False) -> None:
+        """Make the index agree with the folder. `doubted`: whatever the folder's time says."""
+        now, folder = time.time_ns(), self._changed()
+        told = db.execute("select mtime_ns from folder").fetchone()
+        if told == (folder,) and not doubted:
+            return
         known = {number: (mtime, size) for number, mtime, size in db.execute("select * from segment")}
-        there = {update: self._stamp(update) for update in segments.updates(self._segments)}
-        stale = [
-            update for update, stamp in there.items() if stamp is not None and known.get(update) != stamp
-        ]
-        gone = [update for update in known if there.get(update) is None]
+        there = stamps(self._segments)
+        stale = [update for update, stamp in there.items() if known.get(update) != stamp]
+        gone = [update for update in known if update not in there]
         read = [(update, there[update], self._members(update)) for update in stale]
-        if not read and not gone:
+        settled = now - folder > SETTLED_NS
+        if not (read or gone or settled or told):
             return
         db.execute("begin immediate")
+        db.execute("delete from folder")
+        if settled:
+            db.execute("insert into folder values (?)", (folder,))
         for update in [*gone, *stale]:
             db.execute("delete from segment where number = ?", (update,))
             db.execute("delete from member where number = ?", (update,))
         for update, stamp, members in read:
-            assert stamp is not None
             db.execute("insert into segment values (?, ?, ?)", (update, *stamp))
             db.executemany("insert into member values (?, ?, ?, ?, ?)", members)
         db.execute("commit")

@@ -24,7 +24,7 @@ from syncline.gateway.shapes import (
 )
 from syncline.gateway.token_text import token_text
 from syncline.gateway.version_lineage import version_spans, version_view
-from syncline.gateway.versions import known
+from syncline.gateway.versions import one_known
 from syncline.runtime import segments
 from syncline.runtime.bus import Bus
 from syncline.runtime.ledger import LedgerEntry
@@ -72,6 +72,9 @@ def list_trajectories(
         items = _of_update(here.bus, record, update)
     elif group is not None:
         items = _lines(here.bus, record, [group])
+    elif state in ("running", "buffered"):
+        open_groups = ledger_of(here.bus, record).groups()  # those of such trajectories, and few
+        items = _lines(here.bus, record, [group for group in open_groups if group >= start[0]])
     else:
         return reply(_walk(here.bus, record, state, start, limit))
     wanted = [item for item in items if _wanted(item, state, group) and (item.group, item.index) > start]
@@ -99,11 +102,9 @@ def get_token(
     if token >= sampled:
         raise Refusal(404, "not-found", f"the trajectory has sampled tokens 0 to {sampled - 1}")
     span = next(span for span in found.record.spans if span.start <= token < span.end)
-    versions, _ = known(here, record)
-    version = None
-    if span.version in versions:
-        passed = version_spans(here.settings.traces, record.id, span.version)
-        version = version_view(versions[span.version], passed)
+    known, version = one_known(here, record, span.version), None
+    if known is not None:
+        version = version_view(known, version_spans(here.settings.traces, record.id, span.version))
     spans = spans_of(here.settings.traces, trajectory=trajectory, job=record.id)
     told = token_text(here.settings.models, record.spec.model.name)
     return reply(token_path(found, token, spans, version, told))
@@ -175,7 +176,9 @@ def _from_disk(
     limit: int,
 ) -> TrajectoryPage:
     """What the segments hold, when Redis no longer has the ledger."""
-    use = {"trained": "train", "filtered": "filtered", None: None}.get(state, "none")
+    if state not in (None, "trained", "filtered"):
+        return TrajectoryPage(items=[], next=None)
+    use = {"trained": "train", "filtered": "filtered", None: None}[state]
     index = SegmentIndex(record.folder)
     found = index.page(use=use, update=update, group=group, after=start, limit=limit + 1)
     items = [_on_disk(record, member) for member in found[:limit]]

@@ -33,14 +33,29 @@ def recorded(bus: Bus, job: str) -> tuple[dict[VersionId, VersionRecord], Versio
     """All versions that Redis knows, oldest first, and the newest published one."""
     fields = bus.hgetall(VERSIONS.at(job))
     latest = fields.pop(_LATEST, None)
-    found: dict[VersionId, VersionRecord] = {}
-    for name, text in fields.items():
-        try:
-            record = msgspec.json.decode(text, type=VersionRecord)
-        except msgspec.MsgspecError as error:
-            raise BadMessage(f"{VERSIONS.at(job)} {name.decode()}: {error}") from None
-        found[record.version] = record
+    records = [_decoded(job, name.decode(), text) for name, text in fields.items()]
+    found = {record.version: record for record in records}
     return dict(sorted(found.items())), parse_version(latest.decode()) if latest else None
+
+
+def epochs_recorded(bus: Bus, job: str, number: int) -> list[VersionId]:
+    """The versions of that number that Redis knows. A long job has thousands of others: they are not fetched."""
+    end = f".{number}".encode()
+    names = bus.call("HKEYS", VERSIONS.at(job))
+    return [parse_version(name.decode()) for name in names if name.endswith(end)]
+
+
+def one_recorded(bus: Bus, job: str, version: VersionId) -> VersionRecord | None:
+    """A version that Redis knows, or None."""
+    text = bus.hget(VERSIONS.at(job), str(version))
+    return None if text is None else _decoded(job, str(version), text)
+
+
+def _decoded(job: str, name: str, text: bytes) -> VersionRecord:
+    try:
+        return msgspec.json.decode(text, type=VersionRecord)
+    except msgspec.MsgspecError as error:
+        raise BadMessage(f"{VERSIONS.at(job)} {name}: {error}") from None
 
 
 def version_spans(traces: Path, job: str, version: VersionId | None = None) -> list[SpanRecord]:

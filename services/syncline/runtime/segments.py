@@ -9,10 +9,8 @@ the segment is written again with nothing marked as trained.
 
 from __future__ import annotations
 
-import os
-import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +21,9 @@ import pyarrow.parquet as pq
 from syncline.contract.token_path import Reward, Trajectory
 from syncline.contract.version_path import VersionId
 from syncline.runtime.durable import write_first, write_whole
+from syncline.runtime.segment_files import listed
 from syncline.runtime.segment_schema import SCHEMA, SCORES, column_floats, row_of, trajectory_of
 
-_NAME = re.compile(r"update-(\d{6,})\.parquet")
 _REWARD = ("state", "value", "reason", "judge", "seconds", "attempt")  # columns `reward_...`
 
 
@@ -127,30 +125,7 @@ def scores_path(folder: Path, update: int) -> Path:
 
 def updates(folder: Path) -> list[int]:
     """Updates whose segment is in `folder`, in order. Empty for an absent folder."""
-    return sorted(update for update, _ in _listed(folder))
-
-
-def stamps(folder: Path) -> dict[int, tuple[int, int]]:
-    """Of each update whose segment is in `folder`: its file's time of change (nanoseconds) and size."""
-    found = {}
-    for update, entry in _listed(folder):
-        try:
-            stat = entry.stat()
-        except FileNotFoundError:  # deleted a moment ago
-            continue
-        found[update] = stat.st_mtime_ns, stat.st_size
-    return found
-
-
-def _listed(folder: Path) -> Iterator[tuple[int, os.DirEntry[str]]]:
-    try:
-        entries = os.scandir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    with entries:
-        for entry in entries:
-            if match := _NAME.fullmatch(entry.name):
-                yield int(match.group(1)), entry
+    return sorted(update for update, _ in listed(folder))
 
 
 # ---- segments ----------------------------------------------------------------------------------------------
