@@ -1,4 +1,4 @@
-"""A job whose sampling is cut and whose loss corrects: both sides score the cut distribution, which the record holds."""
+"""A job whose sampling is cut and whose loss corrects: both sides score the cut distribution, and it is recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stack import Stack
 
 from syncline.runtime import segments
 
-UPDATES = 3
+UPDATES = 2
 CUT = {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "record_mask": True}
 
 
@@ -17,6 +17,7 @@ def test_importance_weights_of_a_cut_distribution_are_one_at_its_own_version(sta
         spec(
             sampling=CUT,
             loss={"correction": {"kind": "truncate", "low": 0.5, "high": 2.0}},
+            batch={"groups": 2},
             schedule={"updates": UPDATES, "max_lag": 0},
             rollout={"workers": 1},
         )

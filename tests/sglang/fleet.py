@@ -8,10 +8,11 @@ from pathlib import Path
 from syncline.contract.job import ModelSpec
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.recipes import RECIPES
+from syncline.contract.sglang_spec import Update
 from syncline.rollout.engine import CommitPolicy
 from syncline.rollout.engines.sglang.engine import SGLangEngine
 from syncline.rollout.engines.sglang.launch import ServerProcess
-from syncline.rollout.engines.sglang.loader import Loader, Update
+from syncline.rollout.engines.sglang.loader import Loader
 from syncline.rollout.engines.sglang.model import Model
 
 ROOT = Path(__file__).parents[2]

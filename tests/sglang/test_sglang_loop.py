@@ -47,10 +47,16 @@ def test_every_recorded_version_is_true_and_the_server_may_be_killed(stack: Stac
 
 @pytest.mark.timeout(900)
 def test_a_job_that_shares_its_device_and_changes_its_mode(stack: Stack) -> None:
+    """With a cut, whose mask is recorded and trained over; versions come by broadcast."""
     switch = {"switches": [{"at_update": 5, "mode": "disjoint"}]}
-    job = stack.submit(job_of("colocated", "drain", **switch))
+    asked = job_of("colocated", "drain", **switch)
+    asked["sampling"] |= {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "record_mask": True}
+    asked["loss"]["correction"] = {"kind": "truncate", "low": 0.5, "high": 2.0}
+    asked["rollout"]["sglang"] = {"update": "group"}
+    job = stack.submit(asked)
     assert stack.wait(job, 600)["state"] == "succeeded"
     run = stack.runs / job
     check(run, stack.summary(job), UPDATES, max_lag=2)
     records = every_span_is_true(run)
     assert all(len(t.spans) == 1 for t in records), "drain puts one version into a trajectory"
+    assert all(t.mask is not None and max(t.mask.sizes) <= 40 for t in records)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from waiting import wait_until
 
+from syncline.contract.sglang_spec import Update
 from syncline.contract.version_path import VersionId
 from syncline.rollout.engine import CommitPolicy, Sampling, StageFailed
 from syncline.rollout.engines.sglang import buckets, checkpoint
@@ -53,14 +54,21 @@ def true_to(engine: SGLangEngine, forge: Forge, number: int) -> float:
 
 
 # ---- read-back
-def test_a_flattened_bucket_updates_as_a_checkpoint_on_disk_does(
-    fleet: Fleet, tmp_path: Path, forge: Forge, engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("update", ["buckets", "group"])
+def test_buckets_and_broadcasts_update_as_a_checkpoint_on_disk_does(
+    fleet: Fleet,
+    tmp_path: Path,
+    forge: Forge,
+    engine: SGLangEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    update: Update,
 ) -> None:
     monkeypatch.setattr("syncline.rollout.engines.sglang.loader.BUCKET", 100_000)  # several of them
-    other = fleet.engine(MOE, tmp_path / "other", JOB, KEY, 64, update="buckets")
-    other.stage(forge.version(1), forge.store)
-    other.commit(DRAIN)
-    assert true_to(other, forge, 1) < CLOSE
+    other = fleet.engine(MOE, tmp_path / "other", JOB, KEY, 64, update=update)
+    for number in (0, 1):  # the second finds the group of the first
+        other.stage(forge.version(number), forge.store)
+        other.commit(DRAIN)
+        assert true_to(other, forge, number) < CLOSE
     by_bucket = server_of(other).checksums()
     engine.stage(forge.version(1), forge.store)
     assert server_of(engine).checksums() == by_bucket
@@ -135,6 +143,43 @@ def test_what_would_end_the_server_is_refused_before_it_is_sent(engine: SGLangEn
     with pytest.raises(ValueError, match="top_k 1 with a temperature"):
         engine.submit(replace(request, sampling=greedy))
     assert server_of(engine).ready()
+
+
+def test_a_misnamed_tensor_of_a_broadcast_is_found_by_the_read_back(
+    fleet: Fleet, tmp_path: Path, forge: Forge, engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = fleet.engine(MOE, tmp_path / "other", JOB, KEY, 64, update="group")
+    other.stage(forge.version(0), forge.store)
+    other.commit(DRAIN)
+    name = "model.layers.1.self_attn.o_proj.weight"
+    read = checkpoint.read_tensors
+
+    def misnamed(file: Path) -> dict[str, torch.Tensor]:
+        tensors = read(file)
+        if file.parent.name.startswith("0.1-"):
+            tensors["model.layers.1.self_attn.out_proj.weight"] = tensors.pop(name)
+        return tensors
+
+    monkeypatch.setattr(checkpoint, "read_tensors", misnamed)
+    with pytest.raises(StageFailed, match=rf"tensor {name} reads back with checksum"):
+        other.stage(forge.version(1), forge.store)
+    assert true_to(other, forge, 0) < CLOSE, "the old version was broadcast again"
+
+
+def test_a_broadcast_that_the_server_refuses_ends_and_the_next_one_meets_anew(
+    fleet: Fleet, tmp_path: Path, forge: Forge, engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent outside a session: the server answers at once and takes nothing, while this end has begun to send."""
+    monkeypatch.setattr("syncline.rollout.engines.sglang.groups.SEND", 3.0)
+    other = fleet.engine(MOE, tmp_path / "other", JOB, KEY, 64, update="group")
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "begin_update", lambda self: None)
+        patch.setattr(Server, "end_update", lambda self: None)
+        with pytest.raises(StageFailed, match="must run between begin_weight_update"):
+            other.stage(forge.version(1), forge.store)
+    other.stage(forge.version(1), forge.store)
+    other.commit(DRAIN)
+    assert true_to(other, forge, 1) < CLOSE
 
 
 # ---- log-probs

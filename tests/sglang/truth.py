@@ -52,6 +52,11 @@ def gaps(run: Path, version: VersionId, parts: list[Part]) -> list[float]:
         assert n == 0 or span.context == "recomputed"
         first, end = prompt + span.start, prompt + span.end
         scaled_TV = logits_BTV[row, first - 1 : end - 1].float() / t.convention.temperature
+        if t.mask is not None:
+            for n, support in enumerate(t.mask.supports()[span.start : span.end]):
+                left_V = torch.full_like(scaled_TV[n], -torch.inf)
+                left_V[list(support)] = scaled_TV[n][list(support)]
+                scaled_TV[n] = left_V
         sampled = torch.tensor(t.tokens[first:end])
         scored = torch.log_softmax(scaled_TV, -1).gather(1, sampled[:, None])[:, 0]
         out.append(cold.gap(t.logprobs[span.start : span.end], scored.tolist()))

@@ -43,6 +43,10 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     decode: float
     mask: SamplingMask | None = None
 
+    def timing(self, queued: float) -> Timing:
+        """As records hold it; queued: monotonic seconds before."""
+        return Timing(started=self.times[0][0], queued=queued, prefill=self.prefill, decode=self.decode)
+
 
 def fold(chunks: Sequence[Chunk], worker: str) -> Sampled:
     """Join the chunks of one ended request. Neighbours that differ in nothing but place become one span.
@@ -163,9 +167,7 @@ def trajectory(
             contract=contract,
             text=text,
             traceparent=traceparent,
-            timing=Timing(
-                started=sampled.times[0][0], queued=queued, prefill=sampled.prefill, decode=sampled.decode
-            ),
+            timing=sampled.timing(queued),
             turns=turns,
             expert_ids=experts.data if experts else None,
             expert_shape=experts.shape if experts else None,

@@ -147,8 +147,10 @@ class Loader:
                     group.send(part, prepared.label, flush=last)
                 else:
                     server.load_bucket(buckets.encoded(part), prepared.label, flush=last, ranks=self._plan.tp)
-        except (StageFailed, Refused, ServerGone):
+        except (StageFailed, Refused, ServerGone) as error:
             self._group = None  # a group that broke is not used again
+            if group is not None and isinstance(error, Refused):  # else nobody is there to be asked
+                group.close()
             raise
         finally:
             server.end_update()
