@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import uvicorn
 from google.rpc.status_pb2 import Status
@@ -27,7 +29,7 @@ from syncline.gateway.numbers import Numbers
 from syncline.runtime.settings import Settings
 from syncline.runtime.tokens import TokenStore
 from syncline.runtime.trace_store import SpanRecord, TraceStore, spans_of
-from syncline.runtime.tracing_wire import traces_data
+from syncline.runtime.tracing_wire import records_of, traces_data
 
 KEY = "a-key-of-the-tests-0123456789"
 TOKEN = "the-operators-token-of-the-tests"
@@ -202,6 +204,19 @@ def test_spans_of_processes_without_a_store_are_read_at_the_gateway(
         assert counted in http.get("/metrics", headers=admin).text
     assert len(spans_of(tmp_path / "own.sqlite", job="j00000000cc")) == 600
     assert KEY not in Path(there["log"]).read_text()
+
+
+def test_what_is_too_old_leaves_the_gateways_store(
+    gateway: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    store = TraceStore(tmp_path / "own.sqlite")
+    store.write(records_of(spans(700)))  # of 1970
+    now = time.time_ns()
+    store.write([msgspec.structs.replace(records_of(spans(1))[0], trace_id="2" * 32, span_id="a" * 16,
+                                         start_ns=now, end_ns=now)])  # fmt: skip
+    gateway(SYNCLINE_TRACES_DAYS="1")
+    wait_until(lambda: len(spans_of(tmp_path / "own.sqlite", job="j00000000cc")) == 1, 30, "one span is left")
+    store.close()
 
 
 def test_a_wrong_key_loses_spans_of_that_target_alone(door: Door, tmp_path: Path) -> None:
