@@ -29,10 +29,11 @@ from syncline.contract.streams import (
     TRAJECTORIES,
     WORK,
 )
-from syncline.contract.token_path import Reward, Trajectory, encode, trajectory_id
+from syncline.contract.token_path import Reward, Trajectory, trajectory_id
 from syncline.contract.version_path import VersionId
 from syncline.runtime import ledger_lua as lua
 from syncline.runtime.bus import Bus, Value, pack
+from syncline.runtime.ledger_publish import transactions
 from syncline.runtime.ledger_shapes import (
     STATES,
     STORED,
@@ -73,9 +74,6 @@ __all__ = [
     "State",
     "UnknownTrajectory",
 ]
-
-_PUBLISH_RECORDS = 128  # and bytes, that one transaction takes at most: others wait for it meanwhile
-_PUBLISH_BYTES = 4 << 20
 
 
 class Ledger(LedgerView):
@@ -162,16 +160,9 @@ class Ledger(LedgerView):
     def publish_many(self, records: Sequence[tuple[Trajectory, str]]) -> list[Literal["published", "fenced"]]:
         """`publish` for several (record, work item id): few round trips, each of which is one transaction."""
         answers: list[Literal["published", "fenced"]] = []
-        args: list[Value] = []
-        size, refused = 0, ""
-        for n, (record, _) in enumerate(records, start=1):
-            flat = [part for pair in encode(record).items() for part in pair]
-            begun = record.oldest
-            args += [record.trajectory, record.attempt, begun.number, begun.epoch, len(flat), *flat]
-            size += sum(map(len, flat))
-            if size < _PUBLISH_BYTES and n % _PUBLISH_RECORDS and n < len(records):
-                continue
-            for reply in self._run(lua.PUBLISH, args):
+        refused = ""
+        for args in transactions([record for record, _ in records]):
+            for reply in self._bus.script_large(lua.PUBLISH, self._keys, args):
                 answer = reply.decode()
                 if answer not in ("published", "fenced"):
                     record = records[len(answers)][0]
@@ -180,7 +171,6 @@ class Ledger(LedgerView):
                         f"{record.oldest}, the ledger let it begin under {answer}"
                     )
                 answers.append(answer)
-            args, size = [], 0
         if refused:
             raise StampMismatch(refused)
         return answers
