@@ -61,7 +61,7 @@ class Side:
         names = {"REDIS_URL": url, "RUNS": str(folder / "runs"), "MODELS": str(MODELS)}
         self.settings = Settings.read({f"SYNCLINE_{name}": value for name, value in names.items()})
         self.bus = Bus(url)
-        environment = self.settings.inherited(os.environ) | {"SYNCLINE_PORT": "0"}
+        environment = self.settings.inherited(os.environ) | {"SYNCLINE_PORT": "0", "SYNCLINE_TRACES_DAYS": "0"}
         log = (folder / "gateway.log").open("wb")
         self._gateway = subprocess.Popen(
             [sys.executable, "-m", "syncline.gateway"], env=environment, stdout=log, stderr=log
