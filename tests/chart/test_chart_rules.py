@@ -108,9 +108,9 @@ def test_the_chart_carries_the_same_rules() -> None:
 
 def test_compose_scrapes_with_the_same_rules(tmp_path: Path) -> None:
     text = (ROOT / "compose" / "prometheus.yaml").read_text()
-    (tmp_path / "token").write_text("t")
+    (tmp_path / "metrics_token").write_text("t")
     here = text.replace("/etc/prometheus/rules.yaml", str(RULES)).replace(
-        "/run/secrets/token", str(tmp_path / "token")
+        "/run/secrets/metrics_token", str(tmp_path / "metrics_token")
     )
     assert here.count(str(tmp_path)) == here.count(str(RULES)) == 1
     (tmp_path / "prometheus.yaml").write_text(here)

@@ -15,7 +15,11 @@ from syncline.gateway.tempo import router as tempo_routes
 from syncline.runtime.settings import Settings
 
 FILE = ROOT / "docker-compose.yml"
-GIVEN = {"SYNCLINE_TOKEN": "t" * 20, "SYNCLINE_REDIS_PASSWORD": "p" * 20}
+GIVEN = {
+    "SYNCLINE_TOKEN": "t" * 20,
+    "SYNCLINE_METRICS_TOKEN": "m" * 20,
+    "SYNCLINE_REDIS_PASSWORD": "p" * 20,
+}
 
 
 def config(
@@ -83,7 +87,17 @@ def test_the_services_are_there(resolved: dict[str, Any]) -> None:
         settings = Settings.read(service["environment"])
         assert settings.redis_url == f"redis://:{GIVEN['SYNCLINE_REDIS_PASSWORD']}@redis:6379/0"
         assert settings.otlp == "http://otel:4318"
-        assert (settings.token is not None) == (name == "gateway")
+        assert (settings.token is not None) == (settings.metrics_token is not None) == (name == "gateway")
+
+
+def test_prometheus_has_the_scrape_token_and_no_other(resolved: dict[str, Any]) -> None:
+    prometheus, (source,) = resolved["services"]["prometheus"], resolved["services"]["prometheus"]["secrets"]
+    assert resolved["secrets"][source["source"]]["environment"] == "SYNCLINE_METRICS_TOKEN"
+    (scraped,) = part("prometheus.yaml")["scrape_configs"]
+    assert scraped["authorization"]["credentials_file"] == f"/run/secrets/{source['source']}"
+    assert GIVEN["SYNCLINE_TOKEN"] not in json.dumps(prometheus)
+    gateway = Settings.read(resolved["services"]["gateway"]["environment"])
+    assert gateway.metrics_token == GIVEN["SYNCLINE_METRICS_TOKEN"] != gateway.token
 
 
 def test_nothing_listens_beyond_the_machine(resolved: dict[str, Any]) -> None:
