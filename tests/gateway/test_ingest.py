@@ -44,16 +44,35 @@ tracing.setup("scheduler", sys.argv[1], settings.traces_written, settings.otlp, 
 for index in range(int(sys.argv[2])):
     with tracing.hop(PROMPTED, job="j00000000cc", trajectory=f"j00000000cc-0-{index}", group=0, index=index):
         pass
+children = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+if children:
+    tracing.flush()  # so that there is a connection which the children must not use
+for number in range(children):
+    if os.fork() == 0:
+        for index in range(50):
+            name = f"j00000000cc-{number + 1}-{index}"
+            with tracing.hop(PROMPTED, job="j00000000cc", trajectory=name, group=number + 1, index=index):
+                pass
+            if index % 10 == 0:
+                tracing.flush()
+        tracing.flush()
+        os._exit(0)
+for number in range(children):
+    assert os.wait()[1] == 0
 tracing.shutdown()
 print(tracing.losses())
 """
 
 
-def child(runs: Path, who: str, count: int, **environ: str) -> str:
+def child(runs: Path, who: str, count: int, forks: int = 0, **environ: str) -> str:
     """What a process that passes hops says of its losses."""
     given = {**os.environ, "SYNCLINE_RUNS": str(runs), "SYNCLINE_TRACES": "none", **environ}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, who, str(count)], env=given, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", CHILD, who, str(count), str(forks)],
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert KEY not in done.stdout + done.stderr
@@ -230,6 +249,14 @@ def test_a_wrong_key_loses_spans_of_that_target_alone(door: Door, tmp_path: Path
     said = child(tmp_path, "s1", 5, **right, **other)
     assert said == "{'otlp': 5, 'gateway': 0, 'incomplete': 0, 'skewed': 0, 'links': 0}"
     assert {span.instance for span in spans_of(door.store, job="j00000000cc")} == {"s1"}
+
+
+def test_forked_children_speak_on_connections_of_their_own(door: Door, tmp_path: Path) -> None:
+    """As errands do, whose Celery worker forks."""
+    sent = {"SYNCLINE_TRACES_TO": f"http://127.0.0.1:{door.port}", "SYNCLINE_TRACES_KEY": KEY}
+    said = child(tmp_path, "errands", 5, forks=4, **sent)
+    assert said == "{'gateway': 0, 'incomplete': 0, 'skewed': 0, 'links': 0}"
+    assert len(spans_of(door.store, job="j00000000cc")) == 5 + 4 * 50
 
 
 @pytest.mark.parametrize(

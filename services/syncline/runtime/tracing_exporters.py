@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from opentelemetry import trace as otel
@@ -60,10 +60,26 @@ class StoreExporter(SpanExporter):
         self._store = None
 
 
+class OwnConnection(SpanExporter):
+    """An exporter over HTTP that a forked child makes anew: two processes must not speak on one connection."""
+
+    def __init__(self, make: Callable[[], SpanExporter]) -> None:
+        self._make, self._inner, self._pid = make, make(), os.getpid()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self._pid != os.getpid():
+            self._inner, self._pid = self._make(), os.getpid()
+        return self._inner.export(spans)
+
+    def shutdown(self) -> None:
+        if self._pid == os.getpid():
+            self._inner.shutdown()
+
+
 def otlp_exporter(endpoint: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # large: only if used
 
-    return OTLPSpanExporter(endpoint=endpoint)
+    return OwnConnection(lambda: OTLPSpanExporter(endpoint=endpoint))
 
 
 def gateway_exporter(url: str, key: str) -> SpanExporter:
@@ -71,10 +87,12 @@ def gateway_exporter(url: str, key: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(
-        endpoint=f"{url.rstrip('/')}/v1/traces",
-        headers={"authorization": f"Bearer {key}"},
-        compression=Compression.Gzip,
+    return OwnConnection(
+        lambda: OTLPSpanExporter(
+            endpoint=f"{url.rstrip('/')}/v1/traces",
+            headers={"authorization": f"Bearer {key}"},
+            compression=Compression.Gzip,
+        )
     )
 
 
