@@ -32,9 +32,10 @@ from pathlib import Path
 
 import httpx
 import msgspec
-from left_job import BATCH, GROUP, UNSCORED, LeftJob, wait_for
+from left_job import UNSCORED, LeftJob, wait_for
 from rows import MODELS, Row, Say, document, machine, note, table
 from server import own_server
+from stream_stages import BATCH, GROUP
 
 from syncline.contract.streams import JOB
 from syncline.contract.token_path import trajectory_id
@@ -61,7 +62,10 @@ class Side:
         names = {"REDIS_URL": url, "RUNS": str(folder / "runs"), "MODELS": str(MODELS)}
         self.settings = Settings.read({f"SYNCLINE_{name}": value for name, value in names.items()})
         self.bus = Bus(url)
-        environment = self.settings.inherited(os.environ) | {"SYNCLINE_PORT": "0", "SYNCLINE_TRACES_DAYS": "0"}
+        environment = self.settings.inherited(os.environ) | {
+            "SYNCLINE_PORT": "0",
+            "SYNCLINE_TRACES_DAYS": "0",
+        }
         log = (folder / "gateway.log").open("wb")
         self._gateway = subprocess.Popen(
             [sys.executable, "-m", "syncline.gateway"], env=environment, stdout=log, stderr=log
