@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from syncline.contract.compile import CannotCompile
 from syncline.contract.job import JobSpec, ModelSpec
-from syncline.contract.precision import Adapter, PrecisionContract
+from syncline.contract.precision import Adapter, Convert, PrecisionContract
 from syncline.contract.recipes import RECIPES
 from syncline.contract.sglang_rules import problems
 from syncline.gateway import server_fit
@@ -76,6 +76,15 @@ def test_adapters_on_experts_are_refused_at_the_door(
     found = server_fit.problems(MODELS, spec_of(model={"name": model}, **custom(contract)))
     assert [problem.path for problem in found] == ["precision.custom.adapter.targets.0"] * refused
     assert all("Triton kernels alone" in problem.message for problem in found)
+
+
+def test_models_and_routes_that_the_server_has_nothing_for_are_refused_at_the_door() -> None:
+    (problem,) = server_fit.problems(MODELS, spec_of(model={"name": "tiny-hybrid"}))
+    assert problem.path == "model.name"
+    assert "linear attention" in problem.message
+    bridge = replace(RECIPES["mxfp8"], name="bridge", convert=Convert(route="bf16_bridge"))
+    (problem,) = server_fit.problems(MODELS, spec_of(**custom(bridge)))
+    assert problem.path == "precision.custom.convert.route"
 
 
 # ---- behind the door

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from syncline.contract.job import JobSpec, Problem
 from syncline.contract.plan import matches
 from syncline.contract.precision import PrecisionContract
 from syncline.contract.sglang_spec import SGLangSpec
+from syncline.contract.sharding.layout import dimensions
 
 MASK_MOST = 4096
 """Ids of a sampling mask: the server's own bound (`--sampling-mask-max-tokens`), which it asks top_k to be within."""
@@ -62,12 +64,21 @@ def _server(spec: JobSpec) -> Iterator[Problem]:
         yield _problem("rollout.sglang.update", message, "use 'disk' or 'buckets'")
 
 
-def fits(spec: JobSpec, contract: PrecisionContract, experts: bool) -> Iterator[Problem]:
-    """What the server cannot do with this model. experts: it has routed ones."""
-    adapter = contract.adapter
-    if spec.rollout.engine != "sglang" or spec.device.hardware != "cpu" or adapter is None or not experts:
+def fits(contract: PrecisionContract, config: Mapping[str, Any], cpu: bool) -> Iterator[Problem]:
+    """What a server cannot do with the model of this config.json. Keys of the contract count from it."""
+    text = config.get("text_config") or config
+    if contract.convert.route == "bf16_bridge":
+        message = "'bf16_bridge': SGLang loads the artefact's codes"
+        yield _problem("convert.route", message, "use 'artefact'")
+    linear = "linear_num_value_heads" in text or "linear_attention" in (text.get("layer_types") or ())
+    if cpu and linear:
+        message = "its linear attention is Triton and CUDA kernels in SGLang, and there are none on CPU"
+        yield _problem(
+            "model.name", message, "use rollout.engine = 'reference', or a model with full attention"
+        )
+    if not cpu or contract.adapter is None or not dimensions(config).experts:
         return
-    for i, target in enumerate(adapter.targets):
+    for i, target in enumerate(contract.adapter.targets):
         if any(matches(target, name) for name in _EXPERTS):
             message = f"{target!r} matches routed experts: {EXPERTS_ON_CPU}"
             yield _problem(f"adapter.targets.{i}", message, "name the attention's weights alone")

@@ -8,8 +8,6 @@ from pathlib import Path
 from syncline.contract import sglang_rules
 from syncline.contract.job import JobSpec, Problem
 from syncline.contract.job_rules import contract_key
-from syncline.contract.sharding.grid import BadLayout
-from syncline.contract.sharding.layout import dimensions
 from syncline.gateway import model_root
 
 
@@ -18,10 +16,15 @@ def problems(root: Path, spec: JobSpec) -> list[Problem]:
     if spec.rollout.engine != "sglang" or model_root.problems(root, spec.model):
         return []
     try:
-        experts = dimensions(json.loads((root / spec.model.name / "config.json").read_bytes())).experts > 0
-    except (OSError, ValueError, BadLayout):
+        config = json.loads((root / spec.model.name / "config.json").read_bytes())
+        told = list(sglang_rules.fits(spec.contract(), config, spec.device.hardware == "cpu"))
+    except (OSError, ValueError):
         return []  # who loads the model says what is wrong with it
     return [
-        Problem(path=contract_key(spec, found.path), message=found.message, hint=found.hint)
-        for found in sglang_rules.fits(spec, spec.contract(), experts)
+        Problem(
+            path=found.path if found.path == "model.name" else contract_key(spec, found.path),
+            message=found.message,
+            hint=found.hint,
+        )
+        for found in told
     ]
