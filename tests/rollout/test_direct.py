@@ -92,7 +92,7 @@ def test_a_step_is_the_library_s(name: str) -> None:
         assert direct is not None
         filled(model)
     lengths = [9, 2, 5]
-    cache = SlotCache(model.config)
+    cache = SlotCache(model.config, across=True)
     assert cache.plain
     told = prefilled(model, cache, lengths)
     tap = RouteTap(model)
@@ -100,10 +100,8 @@ def test_a_step_is_the_library_s(name: str) -> None:
         ids_R = torch.tensor([7, 8, 9]) + step
         fed_R = torch.tensor(lengths) + step
         width = max(lengths) + step
-        hidden_RC = np.where(np.arange(width + 1) >= (width - fed_R.numpy())[:, None], 0.0, -np.inf)
-        bias_RC = torch.from_numpy(hidden_RC.astype(np.float32))
         cache.reserve()
-        logits_RV, routes = direct.step(ids_R, fed_R, bias_RC, cache, True)
+        logits_RV, routes = direct.step(ids_R, fed_R, width - fed_R.numpy(), cache, True)
         cache.advance()
         cache.set_rows(len(lengths), width + 1)
         for row in range(len(lengths)):
@@ -145,7 +143,7 @@ def test_weights_are_the_model_s_own() -> None:
     direct = direct_of(model)
     assert direct is not None
     filled(model)
-    cache = SlotCache(model.config)
+    cache = SlotCache(model.config, across=True)
     with torch.inference_mode():
         prefilled(model, cache, [4])
     ids_R, fed_R = torch.tensor([5]), torch.tensor([4])
@@ -153,7 +151,7 @@ def test_weights_are_the_model_s_own() -> None:
     def logits() -> Tensor:
         with torch.inference_mode():
             cache.reserve()
-            return direct.step(ids_R, fed_R, None, cache, False)[0].clone()
+            return direct.step(ids_R, fed_R, np.zeros(1, np.int64), cache, False)[0].clone()
 
     before = logits()
     for name, tensor in named_windows(model, state_plan(model)).items():

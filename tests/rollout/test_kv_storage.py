@@ -25,7 +25,8 @@ from syncline.rollout.engines.kv import (
     stored_of,
 )
 from syncline.rollout.engines.reference import ReferenceEngine
-from syncline.rollout.engines.slots import ColumnLayer, SlotCache, StateLayer
+from syncline.rollout.engines.slots import ColumnLayer, SlotCache
+from syncline.rollout.engines.states import StateLayer
 
 
 def engine(forge: Forge, kv: KvFormat) -> ReferenceEngine:

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 import torch
+from torch import Tensor
 
 from syncline.rollout.engine import Sampling
 from syncline.rollout.engines.sampling import UNIFORMS, Cuts, Draws, draw
@@ -16,7 +17,7 @@ ROWS = 20_000
 
 
 def drawn(
-    temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, suppress: bool = False
+    temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, suppress: Tensor | bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Share of each token over a grid of all uniform numbers, and the log-prob recorded for each token."""
     cuts = Cuts(
@@ -26,8 +27,7 @@ def drawn(
         top_p < 1 or top_k > 0,
     )
     grid_R = (torch.arange(ROWS, dtype=torch.float64) + 0.5) / ROWS
-    held_R = torch.full((ROWS,), suppress) if suppress else None
-    tokens_R, logprobs_R, _ = draw(LOGITS_V.expand(ROWS, -1), grid_R, cuts, held_R, STOPS)
+    tokens_R, logprobs_R, _ = draw(LOGITS_V.expand(ROWS, -1), grid_R, cuts, suppress, STOPS)
     recorded_V = torch.full_like(LOGITS_V, float("nan"))
     recorded_V[tokens_R] = logprobs_R
     return torch.bincount(tokens_R, minlength=len(LOGITS_V)) / ROWS, recorded_V
@@ -64,8 +64,11 @@ def test_a_cut_keeps_the_proportions_and_the_uncut_log_probs(
     assert torch.allclose(recorded_V[there], full_V.log()[there], atol=1e-6)
 
 
-def test_suppressed_stop_tokens_are_not_drawn_and_the_log_probs_do_not_see_it() -> None:
-    shares_V, recorded_V = drawn(suppress=True)
+@pytest.mark.parametrize("suppress", [True, torch.ones(ROWS, dtype=torch.bool)], ids=["all", "row by row"])
+def test_suppressed_stop_tokens_are_not_drawn_and_the_log_probs_do_not_see_it(
+    suppress: Tensor | bool,
+) -> None:
+    shares_V, recorded_V = drawn(suppress=suppress)
     full_V = torch.softmax(LOGITS_V, dim=-1)
     assert shares_V[4] == 0
     assert shares_V[0].item() == pytest.approx(full_V[0].item() / (1 - full_V[4].item()), abs=2 / ROWS)
@@ -74,7 +77,7 @@ def test_suppressed_stop_tokens_are_not_drawn_and_the_log_probs_do_not_see_it() 
 
 def test_rows_with_and_without_cuts_do_not_touch_one_another() -> None:
     cuts = Cuts(torch.ones(2, 1), torch.ones(2, 1, dtype=torch.float64), torch.tensor([[1], [0]]), True)
-    tokens_R, _, _ = draw(LOGITS_V.expand(2, -1), torch.tensor([0.999, 0.999]).double(), cuts, None, STOPS)
+    tokens_R, _, _ = draw(LOGITS_V.expand(2, -1), torch.tensor([0.999, 0.999]).double(), cuts, False, STOPS)
     assert tokens_R.tolist() == [0, 5]
 
 

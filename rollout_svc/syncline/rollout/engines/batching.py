@@ -43,7 +43,7 @@ class Batch:
         self.refilled = 0.0  # seconds in which the last swap made contexts anew
         self._kv = kv
         self._table = RowTable(limit)
-        self._cache = SlotCache(weights.model.config, kv)
+        self._cache = SlotCache(weights.model.config, kv, across=weights.direct is not None)
         self._stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64)
         vocab = weights.model.config.get_text_config(decoder=True).vocab_size
         self._is_stop = np.zeros(vocab, np.bool_)  # by token
@@ -110,7 +110,8 @@ class Batch:
             table.record_routes(rows, routes.numpy())
         cache.advance()
         table.fed[:rows] += 1
-        self._resize()
+        if not self._plain_slots:  # what transformers made anew; the window's start stays where it is
+            self._resize()
         return self._sample(logits_RV, 0)
 
     def _forward(self, rows: int) -> tuple[Tensor, Tensor | None]:
@@ -119,10 +120,7 @@ class Batch:
         ids_R, fed_R = torch.from_numpy(table.last[:rows]), torch.from_numpy(table.fed[:rows])
         direct = self.weights.direct
         if direct is not None and self._plain_slots:
-            seen_RC = self._seen(rows)
-            hidden_RC = None if seen_RC is None else np.where(seen_RC, np.float32(0), np.float32(-np.inf))
-            bias_RC = None if hidden_RC is None else torch.from_numpy(hidden_RC)
-            logits_RV, caught = direct.step(ids_R, fed_R, bias_RC, self._cache, wanted)
+            logits_RV, caught = direct.step(ids_R, fed_R, self._starts(rows), self._cache, wanted)
         else:
             with taps.catching(wanted) as caught:
                 logits_RV = self.weights.model(
@@ -134,26 +132,22 @@ class Batch:
                 ).logits[:, -1]
         return logits_RV, taps.stacked(caught) if caught else None
 
-    def _seen(self, rows: int) -> NDArray[np.bool_] | None:
-        """What each row may see of the window of columns [R, C]; None: everything."""
+    def _starts(self, rows: int) -> NDArray[np.int64]:
+        """The first column of the window that each row may see [R]."""
         g = self._cache.geometry
-        fed = self._table.fed[:rows]
-        if int(fed.min()) == g.column - g.low:
-            return None
-        starts_R1 = (g.column - g.low - fed)[:, None]
-        seen_RC: NDArray[np.bool_] = np.arange(g.column - g.low + 1)[None, :] >= starts_R1
-        return seen_RC
+        starts_R: NDArray[np.int64] = g.column - g.low - self._table.fed[:rows]
+        return starts_R
 
     def _mask(self, rows: int) -> Tensor | None:
-        """`_seen` as the library takes it.
+        """What each row may see of the window as the library takes it [R, C]; None: everything.
 
         Two-dimensional where sliding layers must cut their own part of it or attention is plain, else ready for
         the attention kernel.
         """
-        seen_RC = self._seen(rows)
-        if seen_RC is None:
+        starts_R, g = self._starts(rows), self._cache.geometry
+        if not starts_R.any():
             return None
-        mask_RC = torch.from_numpy(seen_RC)
+        mask_RC = torch.from_numpy(np.arange(g.column - g.low + 1)[None, :] >= starts_R[:, None])
         return mask_RC[:, None, None, :] if self._mask_ready else mask_RC
 
     def _sample(self, logits_RV: Tensor, first: int) -> list[Chunk]:
@@ -163,12 +157,11 @@ class Batch:
         table = self._table
         end = first + logits_RV.shape[0]
         table.refill_uniforms(first, end)
-        suppressed = table.sampled[first:end] < table.least[first:end]
         tokens_R, logprobs_R, support_RV = draw(
             logits_RV,
             torch.from_numpy(table.uniforms_now(first, end)),
             table.cuts(first, end),
-            torch.from_numpy(suppressed) if suppressed.any() else None,
+            table.suppressed(first, end),
             self._stop_ids,
         )
         tokens = tokens_R.numpy()

@@ -19,8 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaMLP
@@ -32,6 +34,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import (
     Qwen3MoeSparseMoeBlock,
 )
 
+from syncline.rollout.engines.hidden import Hidden
 from syncline.rollout.engines.slots import ColumnLayer, SlotCache
 
 _FAMILIES = (LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM)
@@ -106,6 +109,7 @@ class Direct:
         first = inner.layers[0].self_attn
         self._width: int = first.head_dim
         self._scaling: float = first.scaling
+        self._hidden = Hidden(self._k)
         self._head_kind = torch.tensor([0] * self._q + [1] * self._k)
         half_D = inner.rotary_emb.inv_freq.float()
         widths = (self._width, config.hidden_size)
@@ -113,19 +117,20 @@ class Direct:
         self._nothing = torch.zeros(1)
         # cos is even and sin odd: a rotated half is the other half times this sine
         self._frequencies = torch.cat((-half_D, half_D))[None, :]
+        self._rotations = torch.zeros(0, 2, 1, self._width)  # by position: cosines, signed sines
 
     def step(
-        self, ids_R: Tensor, fed_R: Tensor, hidden_RC: Tensor | None, cache: SlotCache, wanted: bool
+        self, ids_R: Tensor, fed_R: Tensor, starts_R: NDArray[np.int64], cache: SlotCache, wanted: bool
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits [R, V] of one more token of each row, whose keys and values go to the cache's free column.
 
         ids_R, fed_R   int64 [R]: the token, and its position
-        hidden_RC      float32 [R, C]: -inf where a row may not look, else 0; None: everything may be seen
+        starts_R       the first column of the window that a row may see
         wanted         whether to return the experts' ids [R, K] of each routing layer
         """
         routes: list[Tensor] | None = [] if wanted else None
-        rotation = self._rotation(fed_R)
-        bias = None if hidden_RC is None else hidden_RC.repeat_interleave(self._k, 0)[:, None]
+        columns = cache.geometry.column - cache.geometry.low + 1
+        rotation, bias = self._rotation(fed_R, columns), self._hidden.bias(starts_R, columns)
         x_RU = self._embedding.index_select(0, ids_R)
         for layer, slots in zip(self._layers, cache.slot_layers, strict=True):
             assert isinstance(slots, ColumnLayer)
@@ -142,7 +147,7 @@ class Direct:
         """
         n, p = ids_NP.shape
         routes: list[Tensor] | None = [] if wanted else None
-        rotation = self._rotation(torch.arange(p).repeat(n))
+        rotation = self._rotation(torch.arange(p).repeat(n), p)
         x_RU = self._embedding.index_select(0, ids_NP.flatten())
         for i, layer in enumerate(self._layers):
             heads = self._heads(layer, self._normed(x_RU, layer.before), rotation)
@@ -156,13 +161,15 @@ class Direct:
         last_NU = x_RU.view(n, p, -1)[:, -1]
         return torch.mm(self._normed(last_NU, self._norm), self._output), routes or []
 
-    def _rotation(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [R, 1, D]."""
-        angles_RD = positions_R[:, None].float() * self._frequencies
-        return angles_RD.cos()[:, None], angles_RD.sin()[:, None]
+    def _rotation(self, positions_R: Tensor, reach: int) -> Sequence[Tensor]:
+        """Cosines and signed sines [R, 1, D] of positions below `reach`."""
+        if reach > self._rotations.shape[0]:
+            angles_PD = torch.arange(2 * reach)[:, None].float() * self._frequencies
+            self._rotations = torch.stack((angles_PD.cos(), angles_PD.sin()), 1)[:, :, None]
+        return self._rotations.index_select(0, positions_R).unbind(1)
 
     def _heads(
-        self, layer: _Layer, x_RU: Tensor, rotation: tuple[Tensor, Tensor]
+        self, layer: _Layer, x_RU: Tensor, rotation: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Heads [R, heads, D] of q and k, rotated, and of v."""
         q, k, width = self._q, self._k, self._width
@@ -180,9 +187,9 @@ class Direct:
         rows, q, width = q_RHD.shape
         queries = q_RHD.reshape(rows * self._k, q // self._k, width)
         if bias is None:
-            scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(self._scaling)
+            scores = torch.bmm(queries, keys).mul_(self._scaling)
         else:
-            scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=self._scaling)
+            scores = torch.baddbmm(bias, queries, keys, alpha=self._scaling)
         return torch.bmm(scores.softmax(-1), values).view(rows, q * width)
 
     def _normed(self, x_RU: Tensor, weight: Tensor) -> Tensor:

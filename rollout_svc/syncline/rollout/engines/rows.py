@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from syncline.contract.recorded import mask_of
 from syncline.contract.version_path import VersionId
@@ -61,13 +62,20 @@ class RowTable:
         self._tokens = np.zeros((limit, 16), np.int32)  # [N, W]
         self._logprobs = np.zeros((limit, 16), np.float32)  # [N, W]
         self._uniforms = np.zeros((limit, UNIFORMS), np.float64)
-        self._temperature = torch.ones(limit, 1)
-        self._top_p = torch.ones(limit, 1, dtype=torch.float64)
-        self._top_k = torch.zeros(limit, 1, dtype=torch.int64)
+        self._temperature = np.ones((limit, 1), np.float32)
+        self._top_p = np.ones((limit, 1), np.float64)
+        self._top_k = np.zeros((limit, 1), np.int64)
         self._cutting = 0  # rows with top-p or top-k
         self._masked = 0  # rows that record what it leaves
         self._draws: list[Draws] = []
         self._routes: NDArray[np.unsignedinteger] | None = None  # [N, T, L, K]
+        # by row, of one value or a few
+        self._each: list[NDArray[np.generic]] = [self.last, self.fed, self.sampled, self.least, self.most]
+        self._each += [self._uniforms, self._temperature, self._top_p, self._top_k]
+        # the same memory as a draw takes it
+        self._tempered, self._topped = torch.from_numpy(self._temperature), torch.from_numpy(self._top_p)
+        self._topmost = torch.from_numpy(self._top_k)
+        self._unused = 0  # numbers that each row has left at least
         self._limit = limit
         self._all = np.arange(limit)
 
@@ -77,7 +85,7 @@ class RowTable:
         draws = Draws(row.request.seed)
         self.rows.append(row)
         self._draws.append(draws)
-        self.fed[i], self.sampled[i] = length, 0
+        self.fed[i], self.sampled[i], self._unused = length, 0, 0
         self.least[i], self.most[i] = draws.length(sampling)
         self._temperature[i, 0] = sampling.temperature
         self._top_p[i, 0] = sampling.top_p
@@ -89,13 +97,11 @@ class RowTable:
         last = len(self.rows) - 1
         self._count(self.rows[i], -1)
         if i != last:
-            for array in (self.last, self.fed, self.sampled, self.least, self.most, self._uniforms):
+            for array in self._each:
                 array[i] = array[last]
             count = int(self.sampled[last])
             self._tokens[i, :count] = self._tokens[last, :count]
             self._logprobs[i, :count] = self._logprobs[last, :count]
-            for tensor in (self._temperature, self._top_p, self._top_k):
-                tensor[i] = tensor[last]
             if self._routes is not None:
                 self._routes[i, : self.fed[last]] = self._routes[last, : self.fed[last]]
             self.rows[i], self._draws[i] = self.rows[last], self._draws[last]
@@ -104,10 +110,15 @@ class RowTable:
 
     # ---- sampling
     def refill_uniforms(self, first: int, end: int) -> None:
-        """Draw the next numbers of rows that have used theirs up."""
-        due = self.sampled[first:end] % UNIFORMS == 0
-        for i in np.flatnonzero(due) if due.any() else ():
-            self._uniforms[first + i] = self._draws[first + i].uniforms().numpy()
+        """Draw the next numbers of rows that have used theirs up. For what is sampled now: each row uses one."""
+        if self._unused == 0:
+            used = self.sampled[first:end] % UNIFORMS
+            for i in np.flatnonzero(used == 0):
+                self._uniforms[first + i] = self._draws[first + i].uniforms().numpy()
+            if first:  # the others have not been looked at
+                return
+            self._unused = UNIFORMS - int(used.max())
+        self._unused -= 1
 
     def uniforms_now(self, first: int, end: int) -> NDArray[np.float64]:
         """Each row's number for its next token, [R]."""
@@ -120,12 +131,18 @@ class RowTable:
         """Sampling parameters of the rows."""
         recorded = [row.request.sampling.record_mask for row in self.rows[first:end]] if self._masked else []
         return Cuts(
-            self._temperature[first:end],
-            self._top_p[first:end],
-            self._top_k[first:end],
+            self._tempered[first:end],
+            self._topped[first:end],
+            self._topmost[first:end],
             self._cutting > 0,
             torch.tensor(recorded) if recorded else None,
         )
+
+    def suppressed(self, first: int, end: int) -> Tensor | bool:
+        """[R] bool: the rows that may draw no stop token yet; or what holds for all."""
+        young = self.sampled[first:end] < self.least[first:end]
+        count = int(np.count_nonzero(young))
+        return count > 0 if count in (0, end - first) else torch.from_numpy(young)
 
     def record(self, first: int, end: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
         """Write the sampled tokens and log-probs [R] of the rows."""

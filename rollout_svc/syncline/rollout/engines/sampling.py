@@ -55,20 +55,19 @@ class Cuts(msgspec.Struct, frozen=True):
 
 
 def draw(
-    logits: Tensor, uniforms: Tensor, cuts: Cuts, suppressed: Tensor | None, stop_ids: Tensor
+    logits: Tensor, uniforms: Tensor, cuts: Cuts, suppressed: Tensor | bool, stop_ids: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tokens [R] (int64) and their log-probs [R] (float32) from `logits` [R, V]: scaled, and of `cuts.recorded` rows
     processed. Then the support [R, V] (bool) that tokens were drawn from, if a row's is recorded.
 
-    suppressed   [R] bool: rows that may not draw a stop token; None: all may
+    suppressed   [R] bool: rows that may not draw a stop token; or what holds for all
     """
     logprobs_RV = torch.log_softmax(logits.float() / cuts.temperature, dim=-1)
     weights_RV = logprobs_RV.double().exp_()
-    if suppressed is not None:
-        if suppressed.all():
-            weights_RV.index_fill_(1, stop_ids, 0.0)
-        else:
-            weights_RV[:, stop_ids] = weights_RV[:, stop_ids].masked_fill(suppressed[:, None], 0.0)
+    if suppressed is True:
+        weights_RV.index_fill_(1, stop_ids, 0.0)
+    elif suppressed is not False:
+        weights_RV[:, stop_ids] = weights_RV[:, stop_ids].masked_fill(suppressed[:, None], 0.0)
     if cuts.any:
         weights_RV = _cut(weights_RV, cuts)
     cumulative_RV = weights_RV.cumsum(-1)

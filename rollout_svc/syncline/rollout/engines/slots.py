@@ -38,27 +38,21 @@ from syncline.rollout.engines.kv import (
     parts,
     stored_of,
 )
+from syncline.rollout.engines.states import Geometry, StateLayer
 
 _BLOCK = 64  # columns by which attention buffers grow at least
 
 
-class Geometry:
-    """What all layers share: live rows, and the window of columns in use."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.slots = 0
-        self.low = 0  # first column that any row uses
-        self.column = 0  # the next token's column
-        self.columns = 0  # columns allocated
-
-
 class ColumnLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
-    """Keys and values [S, H, C, D] (and index keys [S, C, D]) of one attention layer."""
+    """Keys and values [S, H, C, D] (and index keys [S, C, D]) of one attention layer.
 
-    def __init__(self, geometry: Geometry, window: int | None) -> None:
+    across   keys lie in memory as [S, H, D, C], which a product with one query per row reads in half the time
+    """
+
+    def __init__(self, geometry: Geometry, window: int | None, across: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.geometry = geometry
+        self._across = across
         self.window = window
         self.is_sliding = window is not None
         self.sliding_window = window
@@ -71,16 +65,21 @@ class ColumnLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
             kept = context.shape[-2]
             if name not in self.buffers:
                 shape = (self.geometry.slots, *context.shape[1:-2], self.geometry.columns, context.shape[-1])
-                # zeros: a masked column is multiplied by 0, and 0 times an undefined value may be NaN
-                self.buffers[name] = torch.zeros(shape, dtype=context.dtype)
+                self.buffers[name] = self._zeros(name, shape, context.dtype)
             end = self.geometry.column
             self.buffers[name].narrow(-2, end - kept, kept)[rows] = context.index_select(0, index)
 
     def resize(self, slots: int, columns: int) -> None:
         for name, old in self.buffers.items():
-            new = torch.zeros((slots, *old.shape[1:-2], columns, old.shape[-1]), dtype=old.dtype)
+            new = self._zeros(name, (slots, *old.shape[1:-2], columns, old.shape[-1]), old.dtype)
             new[: old.shape[0]].narrow(-2, 0, old.shape[-2]).copy_(old)
             self.buffers[name] = new
+
+    def _zeros(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros: a masked column is multiplied by 0, and 0 times an undefined value may be NaN."""
+        if self._across and name == "keys":
+            return torch.zeros((*shape[:-2], shape[-1], shape[-2]), dtype=dtype).transpose(-1, -2)
+        return torch.zeros(shape, dtype=dtype)
 
     def shift(self, source: int, target: int, count: int) -> None:
         for buffer in self.buffers.values():
@@ -110,13 +109,18 @@ class ColumnLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
         return buffer.narrow(-2, column + 1 - length, length)
 
     def extend(self, k_RHD: Tensor, v_RHD: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one more column: the whole windows [R x H, C, D] of keys and values. For a layer without a window."""
-        column, low = self.geometry.column, self.geometry.low
-        keys, values = self.live["keys"], self.live["values"]
-        keys.select(2, column).copy_(k_RHD)
-        values.select(2, column).copy_(v_RHD)
-        seen = column + 1 - low
-        return keys.narrow(2, low, seen).flatten(0, 1), values.narrow(2, low, seen).flatten(0, 1)
+        """Write one more column: keys [R x H, D, C] and values [R x H, C, D] of the whole windows.
+
+        For a layer without a window whose keys lie across.
+        """
+        g, (rows, heads, width) = self.geometry, k_RHD.shape
+        self.live["keys"].select(2, g.column).copy_(k_RHD)
+        self.live["values"].select(2, g.column).copy_(v_RHD)
+        seen, each = g.column + 1 - g.low, g.columns * width
+        return (
+            self.buffers["keys"].as_strided((rows * heads, width, seen), (each, g.columns, 1), g.low),
+            self.buffers["values"].as_strided((rows * heads, seen, width), (each, width, 1), g.low * width),
+        )
 
     def get_seq_length(self) -> int:
         return self.geometry.column - self.geometry.low
@@ -146,58 +150,16 @@ class QuantisedColumnLayer(ColumnLayer):  # type: ignore[no-untyped-call]
         return decode(name, window, new.dtype)
 
 
-class StateLayer(LinearAttentionLayer):
-    """Convolution and recurrent states [S, ...] of one linear-attention layer."""
-
-    def __init__(self, geometry: Geometry, number_of_states: int) -> None:
-        super().__init__(number_of_states=number_of_states)
-        self.geometry = geometry
-        self.buffers: dict[tuple[str, int], Tensor] = {}
-
-    def place(self, rows: Tensor, source: Any, index: Tensor) -> None:
-        """Copy the prefilled states `index` of `source` to slots `rows`."""
-        for kind, states in (("conv", source.conv_states), ("recurrent", source.recurrent_states)):
-            for i, state in states.items():
-                if state is None:
-                    continue
-                if (kind, i) not in self.buffers:
-                    self.buffers[kind, i] = torch.zeros(
-                        (self.geometry.slots, *state.shape[1:]), dtype=state.dtype
-                    )
-                self.buffers[kind, i][rows] = state.index_select(0, index)
-        for i in range(self.number_of_states):
-            self.conv_kernel_size[i] = source.conv_kernel_size[i]
-            self.is_conv_states_initialized[i] = source.is_conv_states_initialized[i]
-            self.is_recurrent_states_initialized[i] = source.is_recurrent_states_initialized[i]
-            self.has_previous_state[i] = source.has_previous_state[i]
-        self.device, self.dtype = source.device, source.dtype
-
-    def resize(self, slots: int, columns: int) -> None:
-        for key, old in self.buffers.items():
-            self.buffers[key] = torch.zeros((slots, *old.shape[1:]), dtype=old.dtype)
-            self.buffers[key][: old.shape[0]].copy_(old)
-
-    def shift(self, source: int, target: int, count: int) -> None:
-        """States have no columns."""
-
-    def move(self, source: int, target: int) -> None:
-        for buffer in self.buffers.values():
-            buffer[target].copy_(buffer[source])
-
-    def refresh(self) -> None:
-        # views: transformers updates these states in place
-        for (kind, i), buffer in self.buffers.items():
-            states = self.conv_states if kind == "conv" else self.recurrent_states
-            states[i] = buffer[: self.geometry.rows]
-
-
 class SlotCache(Cache):
-    """The whole batch's state as the `cache` argument of a decode step, attention context stored as `kv`."""
+    """The whole batch's state as the `cache` argument of a decode step, attention context stored as `kv`.
 
-    def __init__(self, config: Any, kv: KvFormat = "wide") -> None:
+    across   wide keys of whole contexts lie as `Direct` reads them
+    """
+
+    def __init__(self, config: Any, kv: KvFormat = "wide", across: bool = False) -> None:
         self.geometry = Geometry()
         self.slot_layers: list[ColumnLayer | StateLayer] = [
-            _slot_layer(layer, self.geometry, kv, f"layer {i}")
+            _slot_layer(layer, self.geometry, kv, across, f"layer {i}")
             for i, layer in enumerate(DynamicCache(config=config).layers)
         ]
         super().__init__(layers=list(self.slot_layers))
@@ -272,7 +234,9 @@ def _grown(need: int) -> int:
     return -(-2 * (need + 1) // _BLOCK) * _BLOCK
 
 
-def _slot_layer(layer: Any, geometry: Geometry, kv: KvFormat, where: str) -> ColumnLayer | StateLayer:
+def _slot_layer(
+    layer: Any, geometry: Geometry, kv: KvFormat, across: bool, where: str
+) -> ColumnLayer | StateLayer:
     window: int | None = None
     match layer:
         case DynamicSlidingWindowLayer():
@@ -284,5 +248,5 @@ def _slot_layer(layer: Any, geometry: Geometry, kv: KvFormat, where: str) -> Col
         case _:
             raise UnknownLayer(layer)
     if kv == "wide":
-        return ColumnLayer(geometry, window)
+        return ColumnLayer(geometry, window, across and window is None)
     return QuantisedColumnLayer(geometry, window, kv, where)
