@@ -57,7 +57,8 @@ def test_secrets_survive_upgrades_and_rollbacks(plane: ControlPlane, release: tu
     run, name = release
     run("install", name, str(CHART), *CPU)
     first = secrets(plane, name)
-    assert set(first) == {f"{name}-syncline-redis", f"{name}-syncline-token"}
+    made = ("metrics", "redis", "token", "traces")
+    assert set(first) == {f"{name}-syncline-{one}" for one in made}
     run("upgrade", name, str(CHART), *CPU, "--set", "jobs.grace=90")
     run("upgrade", name, str(CHART), *GPU, "--set", "errands.autoscaling.enabled=true")
     assert secrets(plane, name) == first

@@ -374,7 +374,12 @@ def test_a_later_form_of_pods_waits_until_they_are_made_anew(
     }
     rig.run(f"{JOB}-rollout-0").kill()
     wait_until(lambda: settle(second, placement())[f"{JOB}/w0"].starts == 2, 60, "the worker is back")
-    kept = placement().processes
+    same = {pod["metadata"]["uid"] for pod in rig.pods(f"syncline.dev/pool={JOB}-rollout")}
+    settle(second, placement(workers=3))
+    grown = rig.pods(f"syncline.dev/pool={JOB}-rollout")
+    assert same < {pod["metadata"]["uid"] for pod in grown}  # a pool that grows restarts nothing
+    assert [pod["metadata"]["annotations"].get("form") for pod in grown] == [None] * 3
+    kept = placement(workers=3).processes
     changed = [msgspec.structs.replace(one, start=90.0) if one.role == "trainer" else one for one in kept]
     wanted = Placement(processes=tuple(changed))
 
@@ -385,7 +390,7 @@ def test_a_later_form_of_pods_waits_until_they_are_made_anew(
 
     wait_until(anew, 60, "the trainer's own pod has changed, and so it is made in the later form")
     rollout = rig.pods(f"syncline.dev/pool={JOB}-rollout")
-    assert [pod["metadata"]["annotations"].get("form") for pod in rollout] == [None, None]
+    assert [pod["metadata"]["annotations"].get("form") for pod in rollout] == [None] * 3
 
 
 def uids(rig: Rig) -> set[str]:

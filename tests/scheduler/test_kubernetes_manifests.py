@@ -181,6 +181,9 @@ def test_what_a_pod_is_made_of_asks_for_a_new_one() -> None:
     made_by, wanted = plan(), placement(2, colocated=False)
     before = asked(wanted, made_by)
     assert asked(wanted, made_by) == before
+    assert asked(placement(3, colocated=False), made_by) == before  # a pod more changes none of the others
+    gang, larger = (asked(placement(n, colocated=False), plan(queue="q")) for n in (2, 3))
+    assert {name for name in gang if gang[name] != larger[name]} == {"j0123456789-rollout"}
     assert not before.items() & asked(wanted, plan(grace=90)).items()
     assert not before.items() & asked(wanted, made_by, uid="another").items()
     for changed in (

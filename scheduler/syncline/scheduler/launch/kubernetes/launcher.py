@@ -56,6 +56,9 @@ class KubernetesLauncher:
     def __init__(
         self, plan: PodPlan, spawn: Spawn, holder: str, stopping: threading.Event, client: Any = None
     ) -> None:
+        self.fixed = (
+            f"launcher.yaml names a queue ({plan.queue}): a gang is admitted whole" if plan.queue else ""
+        )
         self._plan = plan
         self._api = Api(plan.namespace or own_namespace(), client)
         _require_kinds(self._api, plan)
@@ -179,9 +182,11 @@ class KubernetesLauncher:
         """Make the object, or make it as it should be."""
         kind, name = body["kind"], body["metadata"]["name"]
         there = self._mirror.objects(kind).get(name)
-        same = there is not None and _applied(there) == _applied(body) and _replicas(there) == _replicas(body)
-        if same:
-            return
+        if there is not None and _applied(there) == _applied(body):
+            if _replicas(there) == _replicas(body):
+                return
+            if look_of(there) != look_of(body):  # another release made them
+                body = manifests.rescaled(body, there)
         if kind != "Job":
             self._api.apply(body)
         elif there is None:  # whose `suspend` is Kueue's from then on

@@ -174,15 +174,18 @@ def objects(found: Sequence[Pool], plan: PodPlan, owner_uid: str, kept: str | No
         },
     }
     text = plan.text() if kept is None else kept
-    made = ((workload(pool, plan), _asked(pool, text, owner_uid)) for pool in found)
-    return tuple(_owned(body, job, owner_uid, asked) for body, asked in ((service, None), *made))
+    made = ((pool, workload(pool, plan)) for pool in found)
+    asked = ((body, _asked(pool, body["kind"], text, owner_uid)) for pool, body in made)
+    return tuple(_owned(body, job, owner_uid, digest_) for body, digest_ in ((service, None), *asked))
 
 
-def _asked(pool: Pool, text: str, owner_uid: str) -> str:
-    """Digest of what a workload is made from: the job's plan and the pool's processes.
+def _asked(pool: Pool, kind: str, text: str, owner_uid: str) -> str:
+    """Digest of what a workload's pods are made from: the job's plan and the pool's processes.
 
-    Not of the manifest: a release that writes the same down in another form leaves running pods alone (0017).
+    Not of the manifest: a release that writes the same down in another form leaves running pods alone (0017). Nor of
+    how many pods there are, but for a gang, which is admitted whole.
     """
+    count = pool.pods if kind == "Job" else 0
     containers = {
         name: [
             [p.name, list(p.argv), {k: p.env[k] for k in KEPT if k in p.env}, p.start, p.restart] for p in own
@@ -190,7 +193,7 @@ def _asked(pool: Pool, text: str, owner_uid: str) -> str:
         for name, own in pool.containers.items()
     }
     names = {name: list(patterns) for name, patterns in pool.names.items()}
-    return digest([text, owner_uid, pool.name, pool.role, pool.pods, containers, names])
+    return digest([kind, text, owner_uid, pool.name, pool.role, count, containers, names])
 
 
 def workload(pool: Pool, plan: PodPlan) -> Raw:
@@ -246,6 +249,11 @@ def _owned(body: Raw, job: str, uid: str, asked: str | None) -> Raw:
     return {**whole, "metadata": {**metadata, "annotations": {APPLIED: asked or digest(whole)}}}
 
 
+def rescaled(body: Raw, there: Raw) -> Raw:
+    """`body` with the pods' template that the workload has, so that a pool which grows restarts no pod."""
+    return {**body, "spec": {**body["spec"], "template": there["spec"]["template"]}}
+
+
 def look_of(body: Raw) -> str | None:
     """The digest of the template that a workload's pods, or a pod, were made from."""
     made = body.get("spec", {}).get("template", body)
@@ -265,4 +273,5 @@ __all__ = [
     "played",
     "pools",
     "reference",
+    "rescaled",
 ]
