@@ -82,8 +82,9 @@ def measure(until: int, pairs: int = PAIRS) -> list[Row]:
             say.time(case, f"CPU per trajectory at {FIRST:,}", [small * 1e6 for _, small in costs], "us")
             say.count(case, "memory of the broker", _said(ours, "memory", "used_memory") / 1e6, "MB")
         children = sum(_said(ours, "cpu", f"used_cpu_{kind}_children") for kind in ("user", "sys"))
-        case = f"{marks[-1]:,} trajectories in a job"
-        say.time(case, "CPU per trajectory, rewriting the log", [children / job.done * 1e6], "us")
+        if children:  # a short log is not rewritten
+            case = f"{marks[-1]:,} trajectories in a job"
+            say.time(case, "CPU per trajectory, rewriting the log", [children / job.done * 1e6], "us")
     return say.rows
 
 

@@ -1,9 +1,9 @@
 """All figures of the loop: `python bench/loop.py [--json PATH] [--updates N] [--short]`.
 
 Progress goes to stderr, a table to stdout, and with `--json` everything to a file that later runs can be compared
-with. Parts: `engine.py`, `stream_cost.py`, `quantizers.py`, `delta.py`, `activation.py`,
-`run_figures.py`, and in the full form `queue_peers.py`, `tracing_cost.py`, `idle.py`, `schedules.py`; each runs
-alone too.
+with. Parts: `engine.py`, `stream_cost.py`, `quantizers.py`, `delta.py`, `activation.py`, `run_figures.py`,
+`conversion.py`, `growth.py`, `gateway_growth.py`, and in the full form `queue_peers.py`, `tracing_cost.py`,
+`idle.py`, `schedules.py`; each runs alone too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are slower on such models
 
 import activation
+import conversion
 import delta
 import engine
+import gateway_growth
+import growth
 import idle
 import msgspec
 import quantizers
@@ -72,6 +75,9 @@ def measure(updates: int, short: bool) -> list[Row]:
             *quantizers.measure(size=256, repetitions=1),
             *delta.measure(delta.SHORT, (1e-6,), wider=1, updates=2, repetitions=1),
             *activation.measure((scaled.TINY,), repetitions=1),
+            *conversion.measure(scaled.TINY, repetitions=1),
+            *growth.measure(until=1000, pairs=2),
+            *gateway_growth.measure(small=128, large=256, calls=3),
             *run_figures.measure(SHORT_CASES, updates=8),
         ]
     return [
@@ -86,6 +92,9 @@ def measure(updates: int, short: bool) -> list[Row]:
         *tracing_cost.measure(updates, repetitions=3),
         *idle.measure(),
         *schedules.measure(updates=200),
+        *conversion.measure(scaled.LARGE, repetitions=3),
+        *growth.measure(until=100_000),
+        *gateway_growth.measure(small=1000, large=100_000, calls=300),
     ]
 
 

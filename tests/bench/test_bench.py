@@ -40,6 +40,10 @@ MUST = {  # what later work compares: part, figure
     ("activation", "gaps more than 10 ms beyond the median step"),
     ("activation", "steps more than 10 ms beyond the median step"),
     ("activation", "page faults of the commit, continue_old"),
+    ("conversion", "conversion"),
+    ("conversion", "conversion with writing"),
+    ("growth", "CPU per trajectory over that of a small job"),
+    ("gateway growth", "p99"),
     ("run", "tokens per second, all workers"),
     ("run", "step"),
     ("run", "sync pause, mean"),
@@ -116,6 +120,9 @@ def test_the_parts_of_the_hand_over_make_the_whole(made: dict[str, Any]) -> None
 
 BENCH_FILES = {
     "activation": "activation.py",
+    "conversion": "conversion.py",
+    "growth": "growth.py",
+    "gateway growth": "gateway_growth.py",
     "engine": "engine.py",
     "stream": "stream_cost.py",
     "quantizers": "quantizers.py",
