@@ -113,6 +113,26 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         "jobs: {roles: {colocated: {gpus: 0.5}}}",
         ("colocated", "gpus", "integer"),
     ),
+    "a profile that nobody would use": (
+        "errands: {seccomp: {localhostProfile: syncline.json}}",
+        ("errands.seccomp.localhostProfile", "RuntimeDefault"),
+    ),
+    "a Redis that nobody would use": (
+        "redis: {external: {existingSecret: mine}}",
+        ("redis.external.existingSecret", "redis.enabled=false"),
+    ),
+    "a name for no certificate": (
+        "gateway: {tls: {serverName: rl.example.org}}",
+        ("gateway.tls.serverName", "gateway.tls.secretName"),
+    ),
+    "a way in without a door": (
+        "ingress: {enabled: true, host: a.b, tls: {secretName: t}, auth: {signIn: 'https://a/start'}}",
+        ("ingress.auth.signIn", "ingress.auth.url"),
+    ),
+    "an address in place of a host": (
+        "ingress: {enabled: true, host: 'https://rl.example.org', tls: {secretName: t}}",
+        ("ingress", "host"),
+    ),
     "two ways for spans": (
         "otel: {endpoint: 'http://a:4318', collector: {enabled: true, exportTo: 'http://b:4318'}}",
         ("otel.endpoint", "not both"),
