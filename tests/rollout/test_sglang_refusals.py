@@ -17,8 +17,9 @@ from syncline.contract.precision import Adapter, Convert, PrecisionContract
 from syncline.contract.recipes import RECIPES
 from syncline.contract.sglang_rules import problems
 from syncline.gateway import server_fit
-from syncline.rollout.engines.sglang.fused import FusedModel, checksum
+from syncline.rollout.engines.sglang.fused import FusedModel
 from syncline.rollout.engines.sglang.groups import aligned, flattened
+from syncline.rollout.engines.sglang.hashes import checksum
 from syncline.rollout.engines.sglang.model import Model
 
 LORA = replace(

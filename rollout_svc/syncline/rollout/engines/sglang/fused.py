@@ -3,14 +3,10 @@
 The server hashes each parameter as it holds it (`/weights_checker`): q, k and v in one matrix, experts stacked, a
 vocabulary padded with zeros. A tensor that it skipped, cut wrongly or put elsewhere leaves a parameter with other
 bytes. What lies where is `contract/sharding`; a block-quantised FP8 weight is hashed as its BF16 values.
-
-Source: SGLang 0.5.23, `utils/weight_checker.py`: of a CPU tensor, the first 8 bytes of the sha256 of its bytes. On CUDA
-it hashes with a kernel of its own, which this module does not reproduce: no stage would pass there.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +18,7 @@ from syncline.contract.sharding.grid import Grid
 from syncline.contract.sharding.layout import Layout, dimensions
 from syncline.contract.sharding.pieces import Shard, Sharding
 from syncline.rollout.engines.sglang.client import ranked
+from syncline.rollout.engines.sglang.hashes import checksum
 
 _SCALE = "_scale_inv"
 
@@ -32,6 +29,7 @@ class FusedModel:
     shapes   checkpoint name -> shape of the full wide tensors, adapters' not included
     wide     dtype of the server's wide parameters
     tp       ranks that the model is cut over
+    hashed   the server's hash, of CPU or CUDA tensors
     Raises `BadLayout` (a `ValueError`) naming a tensor that SGLang has no place for.
     """
 
@@ -42,7 +40,9 @@ class FusedModel:
         plan: PrecisionPlan,
         wide: torch.dtype,
         tp: int = 1,
+        hashed: Callable[[Tensor], str] = checksum,
     ) -> None:
+        self._hashed = hashed
         self._ranks = tp
         layout = Layout(engine="sglang", grid=Grid(tp=tp, etp=tp), model=dimensions(config))
         self._sharding = Sharding(layout, shapes, plan)
@@ -74,7 +74,7 @@ class FusedModel:
             made = self._made(shard, read)
             if self._hashed_with(shard):
                 made = block_values(made, self._made(shards[name + _SCALE], read))
-            out[name] = checksum(made)
+            out[name] = self._hashed(made)
         return out
 
     def _hashed_with(self, shard: Shard) -> bool:
@@ -106,12 +106,6 @@ def block_values(codes: Tensor, scales: Tensor) -> Tensor:
     block = k // scales.shape[-1]
     wide = scales.repeat_interleave(block, -2)[..., :n, :].repeat_interleave(block, -1)[..., :k]
     return (codes.float() * wide).bfloat16()
-
-
-def checksum(tensor: Tensor) -> str:
-    """16 hex digits: the server's hash of a CPU tensor."""
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hashlib.sha256(raw.data).hexdigest()[:16]
 
 
 def _scales(shard: Shard) -> bool:

@@ -42,6 +42,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     quantization, adapter   for the checkpoint's config.json and for `adapter_config.json`
     wide                    dtype of its wide parameters, "float32" or "bfloat16"
     tp                      ranks that the model is cut over
+    cuda                    the weights lie on GPUs, and are hashed there
     saves_memory            weights can be given back without ending the process
     emulations              what is emulated on this hardware, by name
     """
@@ -52,6 +53,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     adapter: dict[str, Any] | None
     wide: str
     tp: int
+    cuda: bool
     saves_memory: bool
     emulations: tuple[str, ...]
     caveats: tuple[str, ...]
@@ -96,6 +98,7 @@ def plan_launch(
         adapter=settings.adapter_config,
         wide=wide,
         tp=tp,
+        cuda=hardware != "cpu",
         saves_memory=hardware != "cpu",
         emulations=emulations,
         caveats=settings.caveats,

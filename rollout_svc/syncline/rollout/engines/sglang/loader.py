@@ -20,6 +20,7 @@ from syncline.rollout.engines.sglang import buckets, checkpoint
 from syncline.rollout.engines.sglang.client import Refused, Server, ServerGone
 from syncline.rollout.engines.sglang.fused import FusedModel
 from syncline.rollout.engines.sglang.groups import WeightGroup, aligned
+from syncline.rollout.engines.sglang.hashes import checksum, cuda_checksum
 from syncline.rollout.engines.sglang.labels import SHORT, label_of
 from syncline.rollout.engines.sglang.launch import LaunchPlan
 from syncline.rollout.engines.sglang.lora import adapter_name, contents_of, write_adapter
@@ -66,7 +67,8 @@ class Loader:
         ties = {absent for absent, _ in expected.state.ties}
         shapes = {name: window.shape for name, window in expected.state.windows.items() if name not in ties}
         wide = {"float32": torch.float32, "bfloat16": torch.bfloat16}[plan.wide]
-        self._fused = FusedModel(config, shapes, expected.plan, wide, plan.tp)
+        hashed = cuda_checksum if plan.cuda else checksum
+        self._fused = FusedModel(config, shapes, expected.plan, wide, plan.tp, hashed)
         self._group: WeightGroup | None = None
 
     def prepare(self, manifest: VersionManifest, store: BlobStore, held: Prepared | None) -> Prepared:
