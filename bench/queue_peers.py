@@ -115,10 +115,10 @@ def on_ray(python: Path, count: int) -> dict[str, Cost]:
     return found
 
 
-def run(python: Path, *words: object) -> dict[str, Any]:
+def run(python: Path, *words: object, script: Path = RUN) -> dict[str, Any]:
     """What the peers' interpreter answers. Raises `RuntimeError` with its last words if it fails."""
     done = subprocess.run(
-        [str(python), str(RUN), *map(str, words)],
+        [str(python), str(script), *map(str, words)],
         env={**os.environ, **RAY},
         capture_output=True,
         text=True,
@@ -127,7 +127,7 @@ def run(python: Path, *words: object) -> dict[str, Any]:
     )
     told = [line for line in done.stdout.splitlines() if line.startswith("bench {")]
     if done.returncode or not told:
-        raise RuntimeError(f"{RUN.name} {words[0]}: code {done.returncode}: {done.stderr[-1500:]}")
+        raise RuntimeError(f"{script.name} {words[0]}: code {done.returncode}: {done.stderr[-1500:]}")
     answer: dict[str, Any] = json.loads(told[-1].removeprefix("bench "))
     return answer
 
