@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
@@ -27,7 +28,7 @@ from syncline.gateway.version_lineage import version_spans, version_view
 from syncline.gateway.versions import one_known
 from syncline.runtime import segments
 from syncline.runtime.bus import Bus
-from syncline.runtime.ledger import LedgerEntry
+from syncline.runtime.ledger import Ledger, LedgerEntry
 from syncline.runtime.tracing import spans_of
 
 router = APIRouter(
@@ -128,9 +129,20 @@ def _brief(entry: LedgerEntry, claimed: int | None = None) -> TrajectoryBrief:
 
 
 def _lines(bus: Bus, record: JobRecord, groups: list[int]) -> list[TrajectoryBrief]:
+    return [_brief(entry) for entry in ledger_of(bus, record).entries(_members(record, groups)).values()]
+
+
+def _members(record: JobRecord, groups: Iterable[int]) -> list[str]:
     size = record.spec.batch.group_size
-    ids = [trajectory_id(record.id, group, index) for group in groups for index in range(size)]
-    return [_brief(entry) for entry in ledger_of(bus, record).entries(ids).values()]
+    return [trajectory_id(record.id, group, index) for group in groups for index in range(size)]
+
+
+def _of_state(ledger: Ledger, ids: list[str], state: TrajectoryState | None) -> tuple[int, list[LedgerEntry]]:
+    """How many of them there are, and those that are `state`, None: all."""
+    if state is not None:
+        return ledger.in_state(ids, state)
+    found = list(ledger.entries(ids).values())
+    return len(found), found
 
 
 def _of_update(bus: Bus, record: JobRecord, update: int) -> list[TrajectoryBrief]:
@@ -150,18 +162,19 @@ def _walk(
     bus: Bus, record: JobRecord, state: TrajectoryState | None, start: tuple[int, int], limit: int
 ) -> TrajectoryPage:
     """Through the groups in order. A rare state may need several pages, some of them short."""
-    size = record.spec.batch.group_size
-    step = max(1, 1024 // size)
-    groups = -(-ledger_of(bus, record).counts()["submitted"] // size)  # rounded up
+    size, ledger = record.spec.batch.group_size, ledger_of(bus, record)
+    step = max(1, 1024 // size) if state else limit // size + 2  # a page, and what is left of two groups
+    groups = -(-ledger.counts()["submitted"] // size)  # rounded up
     group, items, examined = max(start[0], 0), list[TrajectoryBrief](), 0
     while True:
-        chunk = _lines(bus, record, list(range(group, group + step)))
+        ids = _members(record, range(group, group + step))
+        there, chunk = _of_state(ledger, ids, state)
         examined += step * size
-        items += [i for i in chunk if (i.group, i.index) > start and _wanted(i, state, None)]
+        items += [i for i in map(_brief, chunk) if (i.group, i.index) > start]
         group += step
         if len(items) > limit:
             return TrajectoryPage(items=items[:limit], next=items[limit - 1].trajectory)
-        if group >= groups and not chunk:
+        if group >= groups and not there:
             return TrajectoryPage(items=items, next=None)
         if examined >= MOST_EXAMINED:
             return TrajectoryPage(items=items, next=trajectory_id(record.id, group - 1, size - 1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
 
 from syncline.contract.events import LedgerSample
 from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, OUTCOMES, READY, WORK
@@ -17,6 +19,7 @@ from syncline.runtime.ledger_shapes import (
     LedgerEntry,
     OpenGroup,
     Outcome,
+    State,
     UnknownTrajectory,
     entry_of,
 )
@@ -62,6 +65,16 @@ class LedgerView:
         asked = list(trajectories)
         found = self._bus.hmget(ENTRIES.at(self.job), asked)
         return {name: entry_of(name, raw) for name, raw in zip(asked, found, strict=True) if raw is not None}
+
+    def in_state(self, trajectories: Sequence[str], state: State) -> tuple[int, list[LedgerEntry]]:
+        """How many of them the ledger knows, and the lines of those that are `state`: of the others, the state alone is
+        looked at, which a line begins with."""
+        found = self._bus.hmget(ENTRIES.at(self.job), trajectories)
+        mark = msgspec.msgpack.encode(state)
+        head = len(mark) + 3  # an array's size takes one byte or three
+        there = [(name, raw) for name, raw in zip(trajectories, found, strict=True) if raw is not None]
+        lines = [entry_of(name, raw) for name, raw in there if mark in raw[:head]]
+        return len(there), [line for line in lines if line.state == state]
 
     def open_groups(self) -> int:
         """Groups that have not ended: what `lag.credits` takes."""
