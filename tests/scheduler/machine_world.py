@@ -74,8 +74,10 @@ class Process:
     seen: int = 0  # number of the newest order that it has obeyed
     awake: bool = False
     made: bool = False  # trainer: an update since it last woke
+    leaving: bool = False  # the launcher has told it to end
     ended: bool = False  # trainer: it has made the last update in this life
     updating: list[int] | None = None  # trainer: groups claimed
+    emptied: int = 0  # number of the order under which it last said that it holds nothing
 
 
 @dataclass
@@ -118,6 +120,19 @@ class World:
         self.perform(commands)
 
     # ---- the machine ---------------------------------------------------------------------------------------
+    def launch(self) -> None:
+        """What the launcher does at once: start what is wanted and not there, tell to end what is not wanted."""
+        wanted = [self.on.stages.worker(i) for i in range(self.on.stages.kept(self.state))]
+        for name in wanted:
+            there = self.processes.get(name)
+            if there is None:
+                self.processes[name] = Process(name)
+            elif there.leaving and there.alive:
+                there.leaving = False
+                self.kill(there)
+        for name, process in self.processes.items():
+            process.leaving = name not in wanted and name != "trainer"
+
     def deliver(self, event: e.Event) -> None:
         before = self.state
         self.log.append(event)
@@ -127,6 +142,7 @@ class World:
         if self.on.stages.counted(self.state) != self.state:
             raise Wrong(f"acknowledgements are miscounted after {event}: {self.state}")
         self.perform(commands)
+        self.launch()
         self.judge()
 
     def _deliver_nth(self, i: int) -> None:
@@ -196,11 +212,26 @@ class World:
                 can.append(partial(self._send, event))
         if self.allowed and self.on.observe.room(self.state, self.view(), self.batch, self.max_lag):
             can.append(lambda: self.groups.append(Group()))
-        for p in self.processes.values():
-            can.extend(self._of_process(p))
+        for p in list(self.processes.values()):
+            can.extend(self._of_leaver(p) if p.leaving else self._of_process(p))
         if self._may_activate():
             can.append(self._activate)
         return can
+
+    def _of_leaver(self, p: Process) -> list[Callable[[], None]]:
+        """It has heard that it must end: it reads nothing more, and others begin anew what it holds."""
+        if p.alive:
+            return [lambda: self.kill(p, seen=False)]
+        return [lambda: self._left(p)]
+
+    def _left(self, p: Process) -> None:
+        event = e.WorkerLeft(who=p.name, seq=self.state.seq)
+        del self.processes[p.name]
+        self._send(event)
+
+    def _too_many(self, p: Process) -> bool:
+        """Whether the order that it knows says that it leaves."""
+        return bool(p.seen) and p.name != "trainer" and int(p.name[1:]) >= self.orders[p.seen - 1].workers
 
     def _of_process(self, p: Process) -> list[Callable[[], None]]:
         if not p.alive:
@@ -215,6 +246,9 @@ class World:
             can.append(lambda: self._read(p, newest))
         if p.name == "trainer":
             return can + self._of_trainer(p)
+        holds = any(g.state == "begun" and g.by == p.name for g in self.groups)
+        if self._too_many(p) and not holds and p.emptied < p.seen:
+            can.append(lambda: self._say_emptied(p))
         for i, g in enumerate(self.groups):
             if g.state == "begun" and g.by == p.name:
                 can.append(partial(self._publish, g))
@@ -252,16 +286,17 @@ class World:
             [partial(self._send, event) for event in self.past[-60:]],
             [partial(self._drop, g) for g in self.groups if g.state in ("begun", "ready")],
             [self._refuse] if self._may_refuse() else [],
+            [partial(self._send, e.ScaleTo(workers=n, why="request")) for n in (1, 1, 2, 3, 4)],
         ]
 
     # ---- its doing -----------------------------------------------------------------------------------------
     def _send(self, event: e.Event) -> None:
         self.coming.append(event)
-        if not isinstance(event, e.SwitchTo | e.Pause | e.Resume):
+        if not isinstance(event, e.SwitchTo | e.Pause | e.Resume | e.ScaleTo):
             self.past.append(event)
 
     def _restart(self, p: Process) -> None:
-        p.alive, p.told, p.seen, p.incarnation = True, False, 0, p.incarnation + 1
+        p.alive, p.told, p.seen, p.emptied, p.incarnation = True, False, 0, 0, p.incarnation + 1
 
     def _say_up(self, p: Process) -> None:
         p.told = True
@@ -296,7 +331,13 @@ class World:
             self._send(e.Slept(who=p.name, seq=order.seq, resident=1, baseline=1))
         self.judge()
 
+    def _say_emptied(self, p: Process) -> None:
+        p.emptied = p.seen
+        self._send(e.Emptied(who=p.name, seq=p.seen))
+
     def _may_begin(self, p: Process, g: Group) -> bool:
+        if self._too_many(p):
+            return False
         if not p.awake or self.active is None or self.orders[p.seen - 1].gate == "shut":
             return False
         if g.oldest is not None:
@@ -336,7 +377,7 @@ class World:
         self._send(e.Minted(version=self.minted))
 
     def _may_activate(self) -> bool:
-        fleet = [self.processes[name] for name in self.workers if self.processes[name].alive]
+        fleet = [p for p in self.processes.values() if p.name != "trainer" and p.alive]
         new = self.minted is not None and (self.active is None or self.active < self.minted)
         new = new and self.refused != self.minted
         return new and bool(fleet) and all(p.awake for p in fleet)

@@ -34,7 +34,7 @@ def stories() -> st.SearchStrategy[Story]:
         seed=st.integers(0, 2**32),
         length=st.integers(50, 500),
         calm=st.sampled_from([3, 8, 25]),
-        taste=st.sampled_from([0, 0, 1, 2, 3, 4, 5]),
+        taste=st.sampled_from([0, 0, 1, 2, 3, 4, 5, 6, 6]),
         slow=st.sampled_from(["", "w0", "trainer"]),
     )
 
@@ -60,7 +60,7 @@ def repeats(on: Machine, story: Story) -> None:
     for turn in range(story.length):
         world.act(dice, story.calm, story.taste)
         for event in set(world.log) if turn % 12 == 0 else ():
-            if isinstance(event, e.SwitchTo | e.Pause | e.Resume):
+            if isinstance(event, e.SwitchTo | e.Pause | e.Resume | e.ScaleTo):
                 continue
             again = on.machine.step(world.state, event)
             if again != (world.state, ()):
@@ -76,6 +76,17 @@ def switches_end(on: Machine, story: Story) -> None:
     """The mode last asked for is the mode, unless the job ended first."""
     world = told(on, story)
     world.settle(stop=lambda: not world.coming and world.state.mode == world.state.wanted)
+
+
+def pools_settle(on: Machine, story: Story) -> None:
+    """In the end there are as many workers as were last wanted, each with a process, unless the job ended first."""
+    world = told(on, story)
+    world.settle(stop=lambda: not world.coming and not on.stages.leaving(world.state))
+    if world.result is None:
+        fleet = {name for name in world.state.engines if name != "trainer"}
+        wanted = {f"w{i}" for i in range(world.state.pool)}
+        if fleet != wanted or {name for name in world.processes if name != "trainer"} != wanted:
+            raise Wrong(f"{world.state.pool} workers are wanted, and there are {sorted(fleet)}")
 
 
 def folds(on: Machine, story: Story) -> None:
@@ -128,6 +139,7 @@ PROPERTIES: Mapping[str, Callable[[Machine, Story], None]] = {
     "late losses": late_losses,
     "late listeners": late_listeners,
     "switches end": switches_end,
+    "pools settle": pools_settle,
     "folds": folds,
     "pauses hold": pauses_hold,
 }

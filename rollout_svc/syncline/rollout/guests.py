@@ -65,10 +65,15 @@ class Guests:
             self._leave(job)
         return lost
 
-    def hand_back(self) -> None:
-        """This worker ends."""
+    @property
+    def held(self) -> bool:
+        """Whether anything is held."""
+        return any(visit.intake.held for visit in self._visits.values())
+
+    def hand_back(self, begun: bool = True) -> None:
+        """This worker ends. begun: what has begun is handed back, too."""
         for visit in self._visits.values():
-            visit.intake.hand_back()
+            visit.intake.hand_back(begun)
 
     def take(
         self, serving: tuple[VersionId, str], room: int, alone: bool, submit: Callable[[Held], None]

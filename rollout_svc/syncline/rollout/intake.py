@@ -17,6 +17,7 @@ from syncline.runtime.ledger import Ledger
 _LOG = logging.getLogger("syncline.rollout")
 _AT_ONCE = 16  # items taken between two decode steps
 _ASK_AGAIN = 0.1  # seconds between two questions to the ledger about items that wait
+_SOON = 0.5  # seconds between two looks for what was handed back
 _PATIENCE = 1.0  # seconds that waiting items keep this worker from taking others
 
 
@@ -67,14 +68,17 @@ class Intake:
             self._bus.group_pending(self._key, GROUP_ROLLOUT, self._name), "its worker restarted"
         )
 
-    def take(self, room: int) -> None:
-        """Take new items, and silent workers' items, as far as `room` requests can still begin."""
+    def take(self, room: int, soon: bool = False) -> None:
+        """Take new items, and silent workers' items, as far as `room` requests can still begin.
+
+        soon   look for those at once: some were handed back
+        """
         now = time.monotonic()
         waiting = self.waiting
         room -= len(waiting)
         if room <= 0 or (waiting and now < waiting[0].taken + _PATIENCE):
             return
-        if now >= self._looked + self._idle / 2:
+        if now >= self._looked + (min(_SOON, self._idle / 2) if soon else self._idle / 2):
             self._looked = now
             found = self._bus.group_take_over(self._key, GROUP_ROLLOUT, self._name, self._idle, room)
             self._take_again(found, f"its worker was silent for {self._idle:g} s")
@@ -149,11 +153,16 @@ class Intake:
             del self.held[name]
         return lost
 
-    def hand_back(self) -> None:
-        """This worker ends: let others take what it holds at once, and not only when it has long been silent."""
-        ids = [held.work_id for held in self.held.values()]
+    def hand_back(self, begun: bool = True) -> None:
+        """This worker ends: let others take what it holds at once, and not only when it has long been silent.
+
+        begun   what has begun, too; else it goes on here to its end
+        """
+        back = list(self.held.values()) if begun else self.waiting
+        ids = [held.work_id for held in back]
         self._bus.group_keep(self._key, GROUP_ROLLOUT, self._name, ids, idle=self._idle)
-        self.held.clear()
+        for held in back:
+            self.drop(held.item.trajectory)
 
     # ---- inside
     def _submit(self, held: Held, submit: Callable[[Held], None]) -> None:

@@ -2,8 +2,8 @@
 
 consumes      `work` (group rollout; that of an evaluation that is the job's `guest`, too), `sync`, `phases` and
               `probes` (own cursors), the store's manifests and blobs, what environments answer to a turn
-produces      `trajectories` through the ledger, score errands, `acks`, `probed`, `Slept` and `Woke`, its line in
-              `workers`
+produces      `trajectories` through the ledger, score errands, `acks`, `probed`, `Slept`, `Woke` and `Emptied`, its
+              line in `workers`
 waits for     an order to wake (`device` while its memory is used up), a verified version, an open gate, work, the
               ledger's `go` where beginning now would break the lag bound
 unblocked by  the scheduler's phases and submissions, sync's orders, other engines that sleep, updates made
@@ -32,6 +32,7 @@ def main(context: ServiceContext) -> None:
         worker.orders.join(worker.residence.awake)
         worker.probes.answer()
         take_work(worker)
+        empty(worker)
         if worker.engine.running:
             began = time.monotonic()
             chunks = worker.engine.step()
@@ -59,6 +60,16 @@ def leave(worker: Worker, end: float) -> None:
     worker.guests.hand_back()
 
 
+def empty(worker: Worker) -> None:
+    """One worker too many: hand back what it has not begun, and say so once the rest has ended."""
+    if not worker.residence.leaves:
+        return
+    worker.intake.hand_back(begun=False)
+    worker.guests.hand_back(begun=False)
+    if not worker.intake.held and not worker.guests.held:
+        worker.residence.say_emptied()
+
+
 def take_work(worker: Worker) -> None:
     """Begin what may begin. From the ledger's `go` to the prefill in the next step, no version is committed."""
     give_up_lost(worker)
@@ -66,7 +77,7 @@ def take_work(worker: Worker) -> None:
     if serving is None or not worker.residence.gate_open:
         return
     worker.guests.take(serving, worker.room, not worker.intake.held, worker.submit)
-    worker.intake.take(worker.room)
+    worker.intake.take(worker.room, soon=worker.residence.others_leave)
     worker.intake.begin(serving[0], worker.room, worker.submit)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 
-from syncline.contract.events import Event, Phase, Slept, Woke
+from syncline.contract.events import Emptied, Event, Phase, Slept, Woke
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import PHASE
 from syncline.rollout.engine import RolloutEngine
@@ -21,6 +21,7 @@ from syncline.runtime.store import BlobStore, MissingManifest
 
 _LOG = logging.getLogger("syncline.rollout")
 _MIB = 1 << 20
+_LATELY = 10.0  # seconds after an order to leave in which others look for what is handed back
 
 
 def resident() -> int:
@@ -46,9 +47,12 @@ class Residence:
         self._bus, self._engine, self._orders, self._store = bus, engine, orders, store
         self._devices, self._job, self._name, self._emit = devices, job, name, emit
         self._budget = spec.device.memory_mb * _MIB
-        self._share = self._budget // spec.rollout.workers
+        self._share = self._budget // spec.rollout.most
         self._phase: Phase | None = None
         self._obeyed = -1  # seq of the phase acknowledged last
+        self._number = int(name[1:]) if name[1:].isdecimal() else -1
+        self._shrank = float("-inf")  # monotonic second at which others were told to leave
+        self._emptied = -1  # seq of the phase under which this worker last said that it holds nothing
         self._awake = False
         self.device = ""  # leased now; "" while asleep
         self.waits_for_device = False
@@ -62,7 +66,24 @@ class Residence:
     @property
     def gate_open(self) -> bool:
         """Whether requests may begin."""
-        return self._awake and self._phase is not None and self._phase.gate == "open"
+        open_ = self._awake and self._phase is not None and self._phase.gate == "open"
+        return open_ and not self.leaves
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this worker is one too many: it begins nothing and ends what it holds."""
+        return self._phase is not None and 0 < self._phase.workers <= self._number
+
+    @property
+    def others_leave(self) -> bool:
+        """Whether workers were told to leave a short while ago: what they had not begun is handed back."""
+        return time.monotonic() < self._shrank + _LATELY
+
+    def say_emptied(self) -> None:
+        """This worker leaves and holds nothing: said once under each order."""
+        if self._phase is not None and self._phase.seq == self._obeyed > self._emptied:
+            self._emptied = self._obeyed
+            self._emit(Emptied(who=self._name, seq=self._obeyed))
 
     @property
     def mode(self) -> str | None:
@@ -78,6 +99,8 @@ class Residence:
     def want(self, phase: Phase) -> None:
         """A phase was ordered. An older one than is known changes nothing."""
         if self._phase is None or phase.seq > self._phase.seq:
+            if self._phase is not None and 0 < phase.workers < self._phase.workers:
+                self._shrank = time.monotonic()
             self._phase = phase
 
     def obey(self) -> None:

@@ -55,6 +55,7 @@ for command in (
     cli_jobs.pause,
     cli_jobs.resume,
     cli_jobs.switch,
+    cli_jobs.scale,
     cli_paths.versions,
     cli_paths.trace,
     cli_paths.report,

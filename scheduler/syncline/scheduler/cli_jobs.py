@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, list, status, watch, cancel, pause, resume, switch."""
+"""Commands about jobs: submit, list, status, watch, cancel, pause, resume, switch, scale."""
 
 from __future__ import annotations
 
@@ -135,6 +135,8 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
     if view["evaluated"] is not None:
         say(f"held out  {held_out(view['evaluated'])}")
     say(f"phase     {phase}")
+    if view["pool"] is not None:
+        say(f"pool      {pool_words(view['pool'])}")
     say("ledger    " + ", ".join(f"{ledger[key]} {key}" for key in _LEDGER if ledger[key]))
     for words in source_words(prompts):
         say(f"prompts   {words}")
@@ -148,6 +150,17 @@ def status(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> 
     for w in workers:
         figures = f"{w['running']} running, {short(w['tokens_per_second'], ' tokens/s')}"
         say(f"worker    {w['worker']} {w['state']}, version {w['version'] or '-'}, {figures}")
+
+
+def pool_words(pool: dict[str, Any]) -> str:
+    """The rollout workers of a job, in words."""
+    words = f"{pool['workers']} workers"
+    if pool["least"] < pool["most"]:
+        words += f" ({pool['least']} to {pool['most']})"
+    for what in ("coming", "leaving"):
+        if pool[what]:
+            words += f", {what}: {' '.join(pool[what])}"
+    return words
 
 
 def source_words(account: dict[str, Any]) -> list[str]:
@@ -201,3 +214,12 @@ def switch(
 ) -> None:
     """Ask a job to change its mode while it runs: colocated or disjoint."""
     _ask(context, job, "mode", {"mode": mode.value})
+
+
+def scale(
+    context: typer.Context,
+    job: Job,
+    workers: Annotated[int, typer.Argument(help="rollout workers, within the spec's bounds", min=1)],
+) -> None:
+    """Ask a disjoint job for more or fewer rollout workers while it runs."""
+    _ask(context, job, "workers", {"workers": workers})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from syncline.contract import events as e
 from syncline.scheduler.machine import Allow, Command, Order
-from syncline.scheduler.stages import STANCES, End, State, rollouts, version_waits
+from syncline.scheduler.stages import STANCES, End, State, number, rollouts, version_waits
 
 
 class BrokenInvariant(Exception):
@@ -23,7 +23,7 @@ def check(state: State) -> None:
     disjoint, opened = state.mode == "disjoint", stance.gate == "open"
     both = stance.rollout == stance.trainer == "awake"
     done, result = state.stage == "done", state.result
-    sinces = (state.rollout_since, state.trainer_since, state.gate_since)
+    sinces = (state.rollout_since, state.trainer_since, state.gate_since, state.pool_since)
     rules = {
         "colocated engines are not ordered awake together": disjoint or not both,
         "an open gate needs an awake rollout": not opened or stance.rollout == "awake",
@@ -39,6 +39,8 @@ def check(state: State) -> None:
         or result.state != "succeeded"
         or (state.finished and not version_waits(state)),
         "orders are numbered": min(sinces) >= 1 and max(sinces) <= state.seq,
+        "every worker that is wanted is waited for": rollouts(state) >= state.pool,
+        "only workers that leave have emptied": all(number(name) >= state.pool for name in state.emptied),
         "no more have acknowledged than there are": max(state.sleepers, state.hearers) <= rollouts(state),
     }
     _hold(rules, state)
@@ -61,6 +63,10 @@ def check_step(before: State, event: e.Event, after: State, commands: tuple[Comm
         "the mode changes with nothing in flight": before.mode == after.mode or empty,
         "no order to sleep while work is in flight": empty
         or all(order.rollout == "awake" or order.phase == "done" for order in orders),
+        "the pool changes by request, in disjoint jobs": before.pool == after.pool
+        or (isinstance(event, e.ScaleTo) and before.mode == "disjoint"),
+        "a worker leaves once it is not wanted": len(after.engines) >= len(before.engines)
+        or (isinstance(event, e.WorkerLeft) and number(event.who) >= before.pool),
         "minted versions never fall": minted is None or (after.minted is not None and after.minted >= minted),
         "active versions never fall": active is None or (after.active is not None and after.active >= active),
         "submission follows the gate": allows == ([now] if was != now else []),

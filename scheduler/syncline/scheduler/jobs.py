@@ -19,7 +19,7 @@ from syncline.contract.streams import DEAD, EVENTS, JOB, JUDGED, KEYS, SAMPLES
 from syncline.runtime import steady
 from syncline.runtime.bus import BadMessage, Entry, unpack
 from syncline.runtime.ledger import Ledger
-from syncline.scheduler import invariants, machine, observe
+from syncline.scheduler import invariants, machine, observe, pool
 from syncline.scheduler.feed import Feeder
 from syncline.scheduler.guests import Guests
 from syncline.scheduler.launch.launcher import Placement
@@ -169,6 +169,9 @@ class Job:
             "waits": msgspec.json.encode(found).decode(),
             "prompts": self._feeder.told(self.saved.watch),
         }
+        if self.spec.kind == "train":
+            told = pool.told(self.spec, self.state, self.saved.watch, self._tools.launcher.fixed)
+            fields["pool"] = msgspec.json.encode(told).decode()
         if self.state.stage == "done":  # the last word on the state is for `finish`
             del fields["state"]
         self._save(orders, self._changed(fields))
@@ -213,12 +216,15 @@ class Job:
     def _note(self, event: e.Event, at: float) -> None:
         self._lookout.policy.note(event)
         watch = self.saved.watch
+        pool.note(event, self.state, watch, steady.now())
         match event:
             case e.WorkerUp(who=who):
                 watch.awaited.pop(who, None)
                 watch.up[who] = at
             case e.WorkerLost(who=who) if who in self.state.engines:
                 watch.awaited.setdefault(who, steady.now())
+            case e.ScaleTo(workers=workers) if self.state.pool != workers:
+                self._tools.log.warning("%s: %d workers are not taken: it is colocated", self.job, workers)
             case e.SwitchTo(why="plan"):
                 watch.plan += 1
             case e.Alarm(update=update, what=what):

@@ -18,13 +18,13 @@ from syncline.runtime.bus import Bus
 from syncline.runtime.errands import Errands
 from syncline.runtime.ledger import Ledger
 from syncline.runtime.settings import Settings
-from syncline.scheduler import observe
+from syncline.scheduler import observe, pool, scaling
 from syncline.scheduler.barren import Barren
 from syncline.scheduler.launch.launcher import Launcher, Observed
 from syncline.scheduler.placement import Commands, place
 from syncline.scheduler.policy import Policy
 from syncline.scheduler.saved import Saved, Watch
-from syncline.scheduler.stages import State
+from syncline.scheduler.stages import State, kept, number
 from syncline.scheduler.waits import waits
 
 PATIENCE = 2.0  # seconds for which a batch must look short: the trainer may be about to claim
@@ -49,6 +49,7 @@ class Lookout:
     def __init__(self, tools: Tools, job: str, spec: JobSpec, ledger: Ledger) -> None:
         self._tools, self._job, self._spec, self._ledger = tools, job, spec, ledger
         self.policy = Policy(tools.bus, job, spec)
+        self._scaler = scaling.Scaler(tools.bus, job, spec, tools.launcher.fixed)
         self.view: observe.Seen | None = None
         self._short: float | None = None
         self._barren = Barren(spec)
@@ -77,10 +78,14 @@ class Lookout:
             launcher.apply(wanted)
         except ValueError as error:
             return [e.Failed(who="scheduler", reason=str(error))]
-        return self._deaths(launcher.observe(), watch)
+        observed = launcher.observe()
+        left = pool.left(self._job, state, observed)
+        pool.give_on(self._ledger, [event.who for event in left])
+        return [*self._deaths(state, observed, watch), *left]
 
-    def _deaths(self, observed: Observed, watch: Watch) -> list[e.Event]:
-        for event in (found := lost(self._job, observed, watch)):
+    def _deaths(self, state: State, observed: Observed, watch: Watch) -> list[e.Event]:
+        found = [one for one in lost(self._job, observed, watch) if number(one.who) < kept(state)]
+        for event in found:
             self._tools.log.warning("%s/%s died (exit %s)", self._job, event.who, event.exit)
         return [*found]
 
@@ -120,14 +125,25 @@ class Lookout:
         due = [plan for plan in self._spec.schedule.switches if plan.at_update <= state.minted.number]
         if len(due) > watch.plan:
             return [e.SwitchTo(mode=plan.mode, why="plan") for plan in due[watch.plan :]]
-        mode = self.policy.wish(state)
-        return [] if mode is None else [e.SwitchTo(mode=mode, why="policy")]
+        return self._by_policy(state, watch)
+
+    def _by_policy(self, state: State, watch: Watch) -> list[e.Event]:
+        """What was measured asks for: another mode, or another number of workers. Only one of both acts at a time."""
+        assert state.minted is not None
+        resized = watch.sizes[-1].update if watch.sizes else -scaling.COOL
+        if state.minted.number - resized >= scaling.COOL and (mode := self.policy.wish(state)) is not None:
+            return [e.SwitchTo(mode=mode, why="policy")]
+        workers = self._scaler.wish(state, watch)
+        return [] if workers is None else [e.ScaleTo(workers=workers, why="policy")]
 
     def _overdue(self, state: State, watch: Watch, since: float) -> list[e.Event]:
-        """A `Failed` for the first wait that is over its deadline."""
+        """A `Failed` for the first wait that is over its deadline, unless the job can do without its worker."""
         now = steady.now()
+        if found := pool.overdue(self._spec, state, watch, now):
+            return found
         for wait in waits(self._spec, state, since, watch.awaited):
-            if now > wait.deadline:
+            spared = wait.name == "worker" and pool.may_be_given_up(self._spec, state, wait.owner)
+            if now > wait.deadline and not spared:
                 reason = f"waited {now - wait.since:.0f} s for {wait.name} of {wait.owner}: {wait.detail}"
                 return [e.Failed(who="scheduler", reason=reason)]
         return []

@@ -31,6 +31,12 @@ that was there before the order must acknowledge it itself. For the same reason 
 acknowledgement. What is seen in the ledger counts for the order under which it was seen, and `Drained` is seen
 only once every worker has acknowledged the shut gate: one that has not heard of it may still begin a request.
 
+The pool. Workers are numbered, and `pool` says how many are wanted. A change of it is an order of the same stage: a
+worker whose number is not below it begins nothing and ends what it holds. It stays among those whose acknowledgements
+count until its process has ended, since until then it may act on an old order; so one that leaves, or comes, in the
+middle of anything is as one that is replaced. A worker that comes has acknowledged nothing. Only a disjoint job's pool
+changes, and one that is switched keeps it.
+
 Liveness. Each stage with a shut gate waits for someone who must answer or be replaced: TRAIN for the trainer
 (Minted) or the ledger (BatchShort), YIELD and CLEAR for engines that were told to sleep, SYNC and JOIN for
 the sync service (Active, or SyncFailed ends the job), DRAIN for requests that end by themselves, PAUSED for
@@ -60,6 +66,10 @@ from syncline.scheduler.stages import (
     acknowledged,
     counted,
     fleet,
+    kept,
+    leaving,
+    number,
+    worker,
 )
 
 
@@ -73,6 +83,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     trainer: Literal["awake", "asleep"]
     gate: Literal["open", "shut"]
     update: int
+    workers: int = 0
 
 
 class Allow(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +102,7 @@ class Circling(Exception):
 def begin(updates: int, workers: tuple[str, ...], mode: e.Mode) -> tuple[State, tuple[Command, ...]]:
     """A job's first state and orders: the trainer wakes and mints version 0 while rollout sleeps."""
     engines = fleet((name, Engine(slept=1)) for name in (*workers, TRAINER))
-    state = counted(State(updates=updates, engines=engines, mode=mode, wanted=mode))
+    state = counted(State(updates=updates, engines=engines, mode=mode, wanted=mode, pool=len(workers)))
     return state, (_order(state), Allow(submit=False))
 
 
@@ -101,6 +112,10 @@ def step(state: State, event: e.Event) -> tuple[State, tuple[Command, ...]]:
         return state, ()
     before, state = state, _absorb(state, event)
     commands: list[Command] = []
+    if state.pool != before.pool:
+        seq = state.seq + 1
+        state = msgspec.structs.replace(state, seq=seq, pool_since=seq, emptied=())
+        commands.append(_order(state))
     while (stage := _next(state)) is not None:
         state = _enter(_take_mode(state) if stage == "hub" else state, stage)
         commands.append(_order(state))
@@ -161,7 +176,7 @@ def _enter(state: State, to: Stage | Literal["hub"]) -> State:
 def _order(state: State) -> Order:
     stance = STANCES[state.stage]
     update = 0 if state.minted is None else state.minted.number
-    return Order(seq=state.seq, mode=state.mode, update=update, **stance._asdict())
+    return Order(seq=state.seq, mode=state.mode, update=update, workers=state.pool, **stance._asdict())
 
 
 def _absorb(state: State, event: e.Event) -> State:
@@ -190,6 +205,13 @@ def _absorb(state: State, event: e.Event) -> State:
             return change(state, refused=_newer(state.refused, version))
         case e.SwitchTo(mode=mode):
             return change(state, wanted=mode)
+        case e.ScaleTo(workers=workers) if workers >= 1 and state.mode == "disjoint":
+            return _pool(state, workers)
+        case e.Emptied(who=who, seq=seq) if seq >= state.pool_since and who in leaving(state):
+            return change(state, emptied=tuple(sorted({*state.emptied, who})))
+        case e.WorkerLeft(who=who, seq=seq) if seq >= state.pool_since and who in leaving(state):
+            gone = number(who) >= kept(state)
+            return counted(change(state, engines=state.engines.delete(who))) if gone else state
         case e.Pause():
             return change(state, paused=True)
         case e.Resume():
@@ -205,6 +227,13 @@ def _absorb(state: State, event: e.Event) -> State:
         case e.SyncFailed(version=version, reason=reason) if state.active is None or version > state.active:
             return _fail(state, f"version {version}", reason)
     return state
+
+
+def _pool(state: State, workers: int) -> State:
+    """So many workers are wanted. One that comes anew has acknowledged nothing: it must answer for itself."""
+    names = (worker(i) for i in range(workers))
+    new = {name: Engine() for name in names if name not in state.engines}
+    return msgspec.structs.replace(state, pool=workers, engines=state.engines.update(new))
 
 
 def _fail(state: State, who: str, reason: str) -> State:

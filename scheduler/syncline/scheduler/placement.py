@@ -8,7 +8,7 @@ from pathlib import Path
 
 from syncline.contract.job import JobSpec
 from syncline.scheduler.launch.launcher import Placement, Process
-from syncline.scheduler.stages import TRAINER, State
+from syncline.scheduler.stages import TRAINER, State, kept, worker
 
 VALIDATOR = "validator"
 Commands = Mapping[str, tuple[str, ...]]
@@ -29,7 +29,7 @@ POD_COMMANDS: Commands = {service: ("python", *words[1:]) for service, words in 
 
 def workers(spec: JobSpec) -> tuple[str, ...]:
     """Names of the rollout workers."""
-    return tuple(f"w{i}" for i in range(spec.rollout.workers))
+    return tuple(worker(i) for i in range(spec.rollout.workers))
 
 
 def proves(spec: JobSpec) -> bool:
@@ -38,7 +38,7 @@ def proves(spec: JobSpec) -> bool:
 
 
 def processes(spec: JobSpec) -> tuple[str, ...]:
-    """Names of all processes of a job: its engines, sync, and what proves versions."""
+    """Names of all processes that a job begins with: its engines, sync, and what proves versions."""
     return (*workers(spec), TRAINER, "sync", *((VALIDATOR,) if proves(spec) else ()))
 
 
@@ -49,7 +49,8 @@ def place(
 
     settings   variables that make a process read the installation's settings
     folder     the job's folder; logs go to its `logs`
-    Phases decide who is awake; processes stay, since a sleeping engine has given its memory back. Colocated engines
+    Phases decide who is awake; processes stay, since a sleeping engine has given its memory back. A rollout worker that
+    leaves stays until it, and all above it, hold nothing. Colocated engines
     name the devices that they share, which moves them where a launcher gives devices to pods.
     """
     if state.stage == "done":
@@ -67,7 +68,8 @@ def place(
             start=spec.limits.worker_start,
         )
 
-    fleet: Sequence[Process] = [process(name, "rollout", SYNCLINE_WORKER=name) for name in workers(spec)]
+    names = [worker(i) for i in range(kept(state))]
+    fleet: Sequence[Process] = [process(name, "rollout", SYNCLINE_WORKER=name) for name in names]
     trainers = [process(TRAINER, "trainer")] if TRAINER in state.engines else []
     validators = [process(VALIDATOR, VALIDATOR)] if proves(spec) else []
     return Placement(processes=(*fleet, *trainers, process("sync", "sync"), *validators))

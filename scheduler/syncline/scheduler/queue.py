@@ -84,6 +84,9 @@ class Queue:
 
     def _take(self, entry: Entry, request: e.Request) -> None:
         event = _event(request)
+        if isinstance(event, e.ScaleTo) and self._tools.launcher.fixed:
+            self._tools.log.warning("%s: %s", request.job, self._tools.launcher.fixed)
+            event = None
         state = (self._bus.hget(JOB.at(request.job), "state") or b"").decode()
         if event is None and state == "queued":
             self._note_on_disk(request.job)
@@ -227,4 +230,6 @@ def _event(request: e.Request) -> e.Event | None:
             return e.Resume()
         case "switch" if request.mode is not None:
             return e.SwitchTo(mode=request.mode, why="request")
+        case "scale" if request.workers is not None:
+            return e.ScaleTo(workers=request.workers, why="request")
     return None

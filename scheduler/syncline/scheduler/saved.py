@@ -21,6 +21,13 @@ from syncline.scheduler.stages import saved as packed
 SERVICE = "scheduler"
 
 
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """So many rollout workers were wanted from this update on."""
+
+    update: int
+    workers: int
+
+
 class Watch(msgspec.Struct, kw_only=True):
     """What the scheduler remembers of a job beside the machine's state."""
 
@@ -30,6 +37,9 @@ class Watch(msgspec.Struct, kw_only=True):
     deaths: dict[str, int] = {}  # process -> ends of it that were told as WorkerLost
     awaited: dict[str, float] = {}  # engine that has not reported for duty -> since when, wall-clock seconds
     up: dict[str, float] = {}  # engine -> when it last reported for duty, seconds of Redis' wall clock
+    resized: float = 0.0  # when the number of workers last changed, wall-clock seconds
+    resized_by: str = ""  # why it did; "": it never did
+    sizes: list[Size] = []  # its newest changes
 
 
 class Saved(msgspec.Struct, kw_only=True):

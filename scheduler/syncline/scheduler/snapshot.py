@@ -72,7 +72,16 @@ def last_served(versions: list[dict[str, Any]]) -> dict[str, str]:
 
 def line(s: Snapshot) -> str:
     """What makes news in plain output: state, mode, updates made, an alarm. Figures ride along."""
-    return f"{s.job['state']} {s.job['mode']} {s.job['update']} {s.job['alarm']}"
+    return f"{s.job['state']} {s.job['mode']} {s.job['update']} {s.job['alarm']} {pool_words(s.job)}"
+
+
+def pool_words(job: dict[str, Any]) -> str:
+    """How many workers are wanted, and who comes or leaves; "" where the number cannot change."""
+    pool = job.get("pool")
+    if pool is None or pool["least"] == pool["most"]:
+        return ""
+    marks = [f"+{name}" for name in pool["coming"]] + [f"-{name}" for name in pool["leaving"]]
+    return " ".join([f"pool {pool['workers']}", *marks])
 
 
 def full_line(s: Snapshot) -> str:
@@ -84,6 +93,8 @@ def full_line(s: Snapshot) -> str:
     parts.append(f"{s.tokens_per_second:,.0f} tokens/s")
     if job["mode"]:
         parts.append(f"{job['mode']}/{job['phase']}")
+    if pool := pool_words(job):
+        parts.append(pool)
     parts += [f"{w['worker']}={served_version(s, w)}" for w in s.workers]
     parts += [f"waits: {wait['owner']} for {wait['name']}" for wait in job["waits"][:2]]
     if job["alarm"]:
@@ -124,7 +135,10 @@ def panel(s: Snapshot) -> RenderableType:
     bar.add_row(ProgressBar(total=job["updates"], completed=job["update"], width=60))
     rewards = [m["reward"] for m in s.metrics if m["reward"] is not None]
     rows: list[RenderableType] = [
-        Text(f"{job['update']} of {job['updates']} updates   {job['mode'] or '-'} / {job['phase'] or '-'}"),
+        Text(
+            f"{job['update']} of {job['updates']} updates   {job['mode'] or '-'} / {job['phase'] or '-'}   "
+            f"{pool_words(job)}"
+        ),
         bar,
         Text(f"reward {sparkline(rewards)} {short(rewards[-1] if rewards else None)}"),
         _figures(s),

@@ -18,6 +18,16 @@ Stage = Literal["train", "yield", "sync", "sample", "drain", "clear", "join", "f
 TRAINER = "trainer"
 
 
+def worker(number: int) -> str:
+    """The name of a rollout worker."""
+    return f"w{number}"
+
+
+def number(name: str) -> int:
+    """The number of a rollout worker; -1: it is none."""
+    return int(name[1:]) if name[:1] == "w" and name[1:].isdecimal() else -1
+
+
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """The newest orders that an engine has acknowledged by sleeping, and by being awake; 0: none."""
 
@@ -68,6 +78,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False  # a pause is wanted
     finished: bool = False  # the trainer has made its last update
     result: End | None = None
+    pool: int = 0  # rollout workers wanted, the first ones by number; 0: all that there are
+    pool_since: int = 1  # the order that told this number first
+    emptied: tuple[str, ...] = ()  # workers that leave and, under orders since then, hold nothing
 
 
 class Stance(NamedTuple):
@@ -111,6 +124,25 @@ def rollouts(state: State) -> int:
     return len(state.engines) - (TRAINER in state.engines)
 
 
+def leaving(state: State) -> tuple[str, ...]:
+    """Workers that are not wanted any more and have not left, by number."""
+    if not state.pool or rollouts(state) <= state.pool:
+        return ()
+    return tuple(sorted((name for name in state.engines if number(name) >= state.pool), key=number))
+
+
+def kept(state: State) -> int:
+    """How many rollout workers must have a process: those that leave, too, until they and those above hold nothing.
+
+    The highest numbers end first, since that is how pools of pods shrink. Colocated, nothing was in flight when the
+    mode came, so none of those that leave holds anything.
+    """
+    busy = [name for name in leaving(state) if name not in state.emptied]
+    if state.mode == "colocated" or not busy:
+        return state.pool or rollouts(state)
+    return number(busy[-1]) + 1
+
+
 def acknowledged(state: State, name: str, slept: int = 0, woke: int = 0) -> State:
     """The state once `name` has acknowledged these orders."""
     old: Engine = state.engines[name]
@@ -152,7 +184,8 @@ def restored(text: bytes) -> State:
     def engines(_: type, found: Any) -> Engines:
         return fleet(msgspec.convert(found, dict[str, Engine]).items())
 
-    return counted(msgspec.json.decode(text, type=State, dec_hook=engines))
+    state = msgspec.json.decode(text, type=State, dec_hook=engines)
+    return counted(state if state.pool else msgspec.structs.replace(state, pool=rollouts(state)))
 
 
 def version_waits(state: State) -> bool:

@@ -10,6 +10,10 @@ from typing import Literal
 
 import msgspec
 
+from syncline.contract.pool import Emptied as Emptied
+from syncline.contract.pool import Pool as Pool
+from syncline.contract.pool import ScaleTo as ScaleTo
+from syncline.contract.pool import WorkerLeft as WorkerLeft
 from syncline.contract.precision_trace import ComponentTrace
 from syncline.contract.validation import VersionRefused as VersionRefused
 from syncline.contract.version_path import VersionId
@@ -26,9 +30,10 @@ TERMINAL_JOB_STATES = frozenset({"succeeded", "failed", "cancelled"})
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a user asked for. Stamped by the gateway, read from `requests`."""
 
-    verb: Literal["submit", "cancel", "pause", "resume", "switch"]
+    verb: Literal["submit", "cancel", "pause", "resume", "switch", "scale"]
     job: str
     mode: Mode | None = None  # with `switch`
+    workers: int | None = None  # with `scale`
     at: float
 
 
@@ -42,6 +47,8 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Every engine acknowledges the newest order that it has read with that order's `seq`, also when it changes
     nothing for that engine (a shut gate counts as shut once all have said so). A process that starts obeys the
     newest order alone and never an older one.
+    A rollout worker whose number is not below `workers` leaves: whatever the gate says it begins nothing, hands back
+    what it has not begun, ends the rest and then says that it is `Emptied`.
     """
 
     seq: int  # rises by one with each order of the job: the fencing token of the phase
@@ -51,6 +58,7 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     trainer: Literal["awake", "asleep"]
     gate: Literal["open", "shut"]
     update: int  # updates made when this phase was ordered
+    workers: int = 0  # 0: all that there are
     at: float
 
 
@@ -186,8 +194,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=Tr
 
 
 _OfEngines = Slept | Woke | BatchReady | BatchShort | Drained | Minted | Active | SyncFailed | VersionRefused
+_OfPool = ScaleTo | Emptied | WorkerLeft
 _OfUsers = SwitchTo | Pause | Resume | Cancel
-Event = _OfEngines | _OfUsers | Finished | WorkerUp | WorkerLost | Alarm | Failed
+Event = _OfEngines | _OfPool | _OfUsers | Finished | WorkerUp | WorkerLost | Alarm | Failed
 
 
 # ---- what people look at --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
 from syncline.contract.evaluation_spec import EvaluationSpec
+from syncline.contract.pool_spec import PoolSpec
 from syncline.contract.precision import Hardware, PrecisionContract, Variant, with_variant
 from syncline.contract.prompts_spec import PromptsSpec
 from syncline.contract.recipes import RECIPES, read
@@ -130,10 +131,9 @@ class ScheduleSpec(_Part):
     )
 
 
-class RolloutSpec(_Part):
+class RolloutSpec(PoolSpec):
     engine: Literal["reference", "sglang"] = "reference"
     sglang: SGLangSpec = Field(default_factory=SGLangSpec, description="the server of engine sglang")
-    workers: int = Field(2, ge=1, le=1024)
     max_running: int = Field(64, ge=1, le=4096, description="requests decoded together on one worker")
     record_experts: bool = Field(True, description="record expert ids of MoE models")
     pace: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from syncline.contract import (
     evaluation_rules,
+    pool_spec,
     prompts_spec,
     secrets_rules,
     sglang_rules,
@@ -150,10 +151,10 @@ def _rest(spec: JobSpec) -> Iterator[Problem]:
             "there is nothing to replay: rollout.record_experts is false",
             "set rollout.record_experts = true, or leave it out",
         )
-    if len(spec.rollout.pace) not in (0, spec.rollout.workers):
+    if len(spec.rollout.pace) not in (0, spec.rollout.most):
         yield _problem(
             "rollout.pace",
-            f"has {len(spec.rollout.pace)} entries for {spec.rollout.workers} workers",
+            f"has {len(spec.rollout.pace)} entries for {spec.rollout.most} workers",
             "one per worker",
         )
     if spec.loss.correction.low >= spec.loss.correction.high:
@@ -259,6 +260,13 @@ def _limits(spec: JobSpec, contract: PrecisionContract) -> Iterator[Problem]:
         yield _problem("schedule.in_flight", message, f"set it to {contract.in_flight!r}")
 
 
+def _pool(spec: JobSpec) -> Iterator[Problem]:
+    """What the pool's bounds contradict. A request may switch any job whose lag bound lets the sides overlap."""
+    trains, disjoint = spec.kind == "train", spec.schedule.max_lag >= 1
+    for path, message, hint in pool_spec.contradictions(spec.rollout, trains, disjoint):
+        yield _problem(path, message, hint)
+
+
 def _validation(spec: JobSpec) -> Iterator[Problem]:
     for path, message, hint in validation_spec.contradictions(
         spec.validation, spec.kind, spec.rollout.engine
@@ -278,6 +286,7 @@ RULES: tuple[Callable[[JobSpec], Iterator[Problem]], ...] = (
     _precision,
     sglang_rules.problems,
     _rest,
+    _pool,
     _validation,
     evaluation_rules.problems,
     secrets_rules.problems,

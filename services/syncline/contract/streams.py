@@ -56,7 +56,7 @@ REQUESTS = Key(
     writers=("gateway",),
     readers=("scheduler",),
     ends="forever",
-    says="`events.Request`: submit, cancel, pause, resume, switch; deleted once the scheduler has taken them",
+    says="`events.Request`: submit, cancel, pause, resume, switch, scale; deleted once the scheduler has taken them",
 )
 IDEMPOTENCY = Key(
     name="idempotency",
@@ -139,8 +139,9 @@ JOB = Key(
     writers=("gateway", "scheduler", "errands"),
     readers=("gateway", "scheduler", "rollout", "trainer", "sync", "errands"),
     ends="with the job",
-    says="resolved spec (JSON), its hash, state, reason, waits (JSON), created, started, ended, folder; `judge`: "
-    "`judging.JudgeStatus` (JSON), and `sandbox`: walls that do not stand around its code, both by errands; `tenant`",
+    says="resolved spec (JSON), its hash, state, reason, waits (JSON), created, started, ended, folder; `pool`: "
+    "`pool.Pool` (JSON); `judge`: `judging.JudgeStatus` (JSON), and `sandbox`: walls that do not stand around its "
+    "code, both by errands; `tenant`",
 )
 MACHINE = Key(
     name="machine",

@@ -115,7 +115,10 @@ class Account:
         self._read_versions(bus)
 
     def spent(self, now: float) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
-        """Seconds by (mode, phase), and seconds ordered awake by side, up to `now` of the Redis server's clock."""
+        """Seconds by (mode, phase), and seconds ordered awake by side, up to `now` of the Redis server's clock.
+
+        Of those of side rollout, `counted` had a known number of workers, which were `workers` seconds in all.
+        """
         spent, awake = self._spent.copy(), self._awake.copy()
         self._pass_time(now, spent, awake)
         return dict(spent), dict(awake)
@@ -169,6 +172,9 @@ class Account:
         spent[self.phase.mode, self.phase.phase] += seconds  # type: ignore[assignment]
         for side, placement in (("rollout", self.phase.rollout), ("trainer", self.phase.trainer)):
             awake[side] += seconds if placement == "awake" else 0.0  # type: ignore[assignment]
+        if self.phase.rollout == "awake":  # of those workers that the phase counted
+            awake["counted"] += seconds if self.phase.workers else 0.0  # type: ignore[assignment]
+            awake["workers"] += seconds * self.phase.workers  # type: ignore[assignment]
 
     def _read_versions(self, bus: Bus) -> None:
         key = VERSIONS.at(self.job)

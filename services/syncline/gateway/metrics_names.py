@@ -146,6 +146,11 @@ WORKER_STATE = _gauge(
 WORKER_REQUESTS = _gauge(
     "worker_requests", ("job_id", "worker", "state"), "Requests running, and claimed and not begun"
 )
+POOL = _gauge(
+    "pool_workers",
+    ("job_id", "which"),
+    "Rollout workers of the job: wanted, coming, leaving; least and most are its bounds",
+)
 SAMPLED_TOKENS = _counter("sampled_tokens", ("job_id", "worker"), "Tokens sampled since the worker began")
 TOKENS_PER_SECOND = _gauge("tokens_per_second", ("job_id", "worker"), "Over the worker's last two seconds")
 RESIDENT = _gauge("worker_resident_bytes", ("job_id", "worker"), "Resident memory of the worker")

@@ -52,9 +52,11 @@ def _say_time(sheet: Sheet, account: Account, state: Standing, server_time: floa
         sheet.say(names.PHASE_SECONDS, seconds, job, mode, phase)
     for (mode, phase), times in sorted(account.phases.items()):
         sheet.say(names.PHASES, times, job, mode, phase)
-    engines = {"rollout": state.record.spec.rollout.workers, "trainer": 1}
-    for side, seconds in sorted(awake.items()):
-        sheet.say(names.AWAKE_SECONDS, seconds * engines[side], job, side)
+    rollout, counted = awake.get("rollout", 0.0), awake.get("counted", 0.0)
+    uncounted = (rollout - counted) * state.record.spec.rollout.workers
+    if awake:
+        sheet.say(names.AWAKE_SECONDS, awake.get("workers", 0.0) + uncounted, job, "rollout")
+        sheet.say(names.AWAKE_SECONDS, awake.get("trainer", 0.0), job, "trainer")
     for name, status in sorted(state.workers.items()):
         sheet.say(names.BUSY_SECONDS, status.busy, job, "rollout", name)
     sheet.say(names.BUSY_SECONDS, account.update_seconds.sum, job, "trainer", "trainer")
@@ -134,6 +136,15 @@ def _dropped(state: Standing) -> dict[str, dict[str, float]]:
 
 
 def _say_workers(sheet: Sheet, job: str, state: Standing) -> None:
+    if (pool := state.record.pool) is not None and not state.over:
+        for which, workers in (
+            ("wanted", pool.workers),
+            ("coming", len(pool.coming)),
+            ("leaving", len(pool.leaving)),
+            ("least", pool.least),
+            ("most", pool.most),
+        ):
+            sheet.say(names.POOL, workers, job, which)
     for name, status in sorted(state.workers.items()):
         sheet.say(names.SAMPLED_TOKENS, status.tokens, job, name)
         if state.over:  # what they said last is no more so

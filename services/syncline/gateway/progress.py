@@ -118,7 +118,7 @@ def workers(record: TheJob, here: Here) -> Response:
     job = record.id
     statuses = here.bus.hgetall(WORKERS.at(job))
     items = [unpack(status, WorkerStatus) for _, status in sorted(statuses.items())]
-    names = [f"rollout/w{i}" for i in range(record.spec.rollout.workers)] + ["trainer/trainer", "sync/sync"]
+    names = [f"rollout/w{i}" for i in range(record.spec.rollout.most)] + ["trainer/trainer", "sync/sync"]
     beats = here.bus.many([("GET", HEARTBEAT.at(f"{job}/{name}")) for name in names])
     return reply(WorkerList(items=items, processes=[unpack(beat, Heartbeat) for beat in beats if beat]))
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from syncline.contract.drawn import PromptAccount
 from syncline.contract.evaluation import Evaluation, decoded
-from syncline.contract.events import JobState, Phase, UpdateMetrics, Wait
+from syncline.contract.events import JobState, Phase, Pool, UpdateMetrics, Wait
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import EVALUATIONS, JOB, METRICS, PHASE
 from syncline.gateway.shapes import JobBrief, JobView, State
@@ -37,6 +37,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     alarm: str = ""
     sandbox: str = ""
     prompts: PromptAccount = PromptAccount()  # empty, too, for a job that is not recorded
+    pool: Pool | None = None  # None: the job has not begun, or is not recorded
     update: int = 0  # updates made, for a job that is not recorded; Redis says it otherwise
 
 
@@ -82,6 +83,7 @@ def from_fields(settings: Settings, job: str, fields: dict[bytes, bytes]) -> Job
         folder=settings.job_dir(job),
         alarm=_text(job, b"alarm", fields.get(b"alarm", b"")),
         sandbox=_text(job, b"sandbox", fields.get(b"sandbox", b"")),
+        pool=_decoded(f"{JOB.at(job)} pool", fields.get(b"pool") or b"null", Pool | None),
         prompts=_decoded(f"{JOB.at(job)} prompts", fields.get(b"prompts") or b"{}", PromptAccount),
     )
 
@@ -243,6 +245,7 @@ def view(record: JobRecord, progress: Progress) -> JobView:
         spec=record.spec.model_dump(mode="json"),
         waits=record.waits,
         sandbox=record.sandbox,
+        pool=record.pool,
         recorded=record.recorded,
         evaluations=progress.evaluations,
     )

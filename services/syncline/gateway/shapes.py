@@ -14,6 +14,7 @@ from syncline.contract.events import (
     Mode,
     Phase,
     PhaseName,
+    Pool,
     UpdateMetrics,
     Wait,
     WorkerStatus,
@@ -74,6 +75,7 @@ class JobView(JobBrief, frozen=True, kw_only=True):
     recorded: bool
     evaluations: tuple[Evaluation, ...] = ()  # of the job's versions, in the order in which they ended
     precision: PrecisionBrief | None = None  # None: of a recipe that is no longer shipped
+    pool: Pool | None = None  # of rollout workers; None: the job has not begun, or evaluates
     sandbox: str = ""  # "whole", or walls that do not stand around the job's code; "": none has run yet
 
 

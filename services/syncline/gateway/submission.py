@@ -154,10 +154,14 @@ def submit(here: Gateway, who: Who, spec: JobSpec, key: str | None) -> Submitted
 
 
 def ask(
-    bus: Bus, job: str, verb: Literal["cancel", "pause", "resume", "switch"], mode: Mode | None = None
+    bus: Bus,
+    job: str,
+    verb: Literal["cancel", "pause", "resume", "switch", "scale"],
+    mode: Mode | None = None,
+    workers: int | None = None,
 ) -> str:
     """Hand a request to the scheduler; returns the job's state. Raises `Refusal` 409 for an ended job."""
-    request = pack(Request(verb=verb, job=job, mode=mode, at=time.time()))
+    request = pack(Request(verb=verb, job=job, mode=mode, workers=workers, at=time.time()))
     asked, state = bus.script(_ASK)([JOB.at(job), REQUESTS.at()], [request, *sorted(TERMINAL_JOB_STATES)])
     if not asked:
         raise ended(state.decode() or "unrecorded")

@@ -80,7 +80,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launcher(Protocol):
-    """Owns the processes of one placement. One owner at a time: a second one is refused."""
+    """Owns the processes of one placement. One owner at a time: a second one is refused.
+
+    `fixed` says why the number of a role's processes cannot change while the others run; "": it can.
+    """
+
+    fixed: str = ""
 
     def apply(self, placement: Placement) -> None:
         """Take the next step towards `placement`. Raises `ValueError` for one that cannot start."""

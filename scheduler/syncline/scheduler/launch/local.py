@@ -32,7 +32,7 @@ import psutil
 
 from syncline.runtime.durable import disk_full
 from syncline.scheduler.launch.identity import TOKEN, alive, boot, since_boot, with_token
-from syncline.scheduler.launch.launcher import Observed, Placement, Process, ProcessView
+from syncline.scheduler.launch.launcher import Launcher, Observed, Placement, Process, ProcessView
 
 _LOG = logging.getLogger("syncline.launcher")
 ALLOWED = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "TMPDIR")
@@ -80,7 +80,7 @@ class _State(msgspec.Struct, kw_only=True):
     processes: dict[str, _Record]
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Owns child processes; see `Launcher`. `state_file`'s folder is made if need be.
 
     grace     seconds between SIGTERM and SIGKILL
