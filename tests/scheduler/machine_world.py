@@ -261,7 +261,8 @@ class World:
             return [lambda: self._mint(p)]
         order = self.orders[p.seen - 1] if p.seen else None
         if p.ended and not self.state.finished:
-            return [lambda: self._send(e.Finished(updates=self.version()))]
+            said = e.Finished(updates=self.version())
+            return [] if said in self.coming else [lambda: self._send(said)]
         if not p.awake or order is None:
             return []
         if self.minted is None or self.epoch > self.minted.epoch:

@@ -302,4 +302,29 @@ MUTANTS = (
         "return change(state, paused=False)",
         "return state",
     ),
+    # the pool
+    Mutant(
+        "an acknowledgement of who had the name before counts",
+        "stages",
+        "if max(slept, woke) < old.first:",
+        "if max(slept, woke) < 0:",
+    ),
+    Mutant(
+        "who was empty under an older order counts as empty",
+        "machine",
+        "case e.Emptied(who=who, seq=seq) if seq >= state.pool_since and",
+        "case e.Emptied(who=who, seq=seq) if",
+    ),
+    Mutant(
+        "nobody is told that he leaves",
+        "machine",
+        "if state.pool != before.pool:",
+        "if state.pool < 0:",
+    ),
+    Mutant(
+        "a colocated pool changes",
+        "machine",
+        'if workers >= 1 and state.mode == "disjoint":',
+        "if workers >= 1:",
+    ),
 )

@@ -232,7 +232,7 @@ def _absorb(state: State, event: e.Event) -> State:
 def _pool(state: State, workers: int) -> State:
     """So many workers are wanted. One that comes anew has acknowledged nothing: it must answer for itself."""
     names = (worker(i) for i in range(workers))
-    new = {name: Engine() for name in names if name not in state.engines}
+    new = {name: Engine(first=state.seq + 1) for name in names if name not in state.engines}
     return msgspec.structs.replace(state, pool=workers, engines=state.engines.update(new))
 
 

@@ -29,10 +29,14 @@ def number(name: str) -> int:
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest orders that an engine has acknowledged by sleeping, and by being awake; 0: none."""
+    """The newest orders that an engine has acknowledged by sleeping, and by being awake; 0: none.
+
+    first   the order with which it came; an acknowledgement of an older one is of another that had its name
+    """
 
     slept: int = 0
     woke: int = 0
+    first: int = 0
 
     @property
     def newest(self) -> int:
@@ -146,7 +150,9 @@ def kept(state: State) -> int:
 def acknowledged(state: State, name: str, slept: int = 0, woke: int = 0) -> State:
     """The state once `name` has acknowledged these orders."""
     old: Engine = state.engines[name]
-    new = Engine(slept=max(old.slept, slept), woke=max(old.woke, woke))
+    if max(slept, woke) < old.first:
+        return state
+    new = Engine(slept=max(old.slept, slept), woke=max(old.woke, woke), first=old.first)
     engines = state.engines.set(name, new)
     if name == TRAINER:
         return msgspec.structs.replace(state, engines=engines)
