@@ -39,8 +39,7 @@ def seen_whole(rig: Rig, job: str) -> None:
     assert {hop["source"] for hop in path["hops"]} == {"span"}
     assert {hop["service"] for hop in path["hops"]} == {"scheduler", "rollout", "errands", "trainer"}
 
-    epoch, number = path["version"]["record"]["version"]
-    version = rig.get(f"/v1/jobs/{job}/versions/{epoch}.{number}")
+    version = rig.get(f"/v1/jobs/{job}/versions/{path['version']['record']['version']}")
     assert {hop["source"] for hop in version["path"]} == {"span"}
     hops = {hop["hop"] for hop in version["path"]}
     assert {hop.name for hop in VERSION_PATH} - hops <= {"version.retired"}
