@@ -25,6 +25,7 @@ from syncline.scheduler.launch.kubernetes.leader import Leader
 from syncline.scheduler.launch.kubernetes.mirror import Mirror
 from syncline.scheduler.launch.kubernetes.plan import Raw, read
 from syncline.scheduler.launch.kubernetes.seen import plays
+from syncline.scheduler.launch.kubernetes.template import template
 from syncline.scheduler.launch.launcher import Placement, Process, ProcessView
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -353,7 +354,7 @@ def test_a_later_form_of_pods_waits_until_they_are_made_anew(
     rig: Rig, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scheduler of another release writes the same pods in another form, and leaves the running ones alone."""
-    first, ours = make(), manifests.template
+    first, ours = make(), template
     settle(first, placement())
     before, known = uids(rig), versions(rig)
     first.close()

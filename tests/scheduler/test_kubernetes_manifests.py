@@ -17,7 +17,7 @@ from syncline.scheduler.launch.kubernetes import manifests
 from syncline.scheduler.launch.kubernetes.manifests import APPLIED, Pool, objects, owner, pools, reference
 from syncline.scheduler.launch.kubernetes.plan import PodPlan, read
 from syncline.scheduler.launch.kubernetes.seen import plays
-from syncline.scheduler.launch.kubernetes.template import LOOK, PROCESSES, merge
+from syncline.scheduler.launch.kubernetes.template import LOOK, PROCESSES, merge, template
 from syncline.scheduler.launch.launcher import Placement, Process
 
 SECRET = "redis://:hunter2@redis:6379/0"
@@ -160,7 +160,7 @@ def asked(wanted: Placement, made_by: PodPlan, kept: str | None = None, uid: str
 
 def test_another_form_of_the_same_pod_asks_for_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later release writes pods in another form, and knows a key of the plan more: what runs is left alone."""
-    made_by, wanted, ours = plan(), placement(2, colocated=False), manifests.template
+    made_by, wanted, ours = plan(), placement(2, colocated=False), template
     before = asked(wanted, made_by)
 
     def later(*given: Any) -> dict[str, Any]:
