@@ -139,8 +139,8 @@ JOB = Key(
     writers=("gateway", "scheduler", "errands"),
     readers=("gateway", "scheduler", "rollout", "trainer", "sync", "errands"),
     ends="with the job",
-    says="resolved spec (JSON), its hash, state, reason, waits (JSON), created, started, ended, folder; `pool`, `judge`: "
-    "`pool.Pool`, `judging.JudgeStatus` (JSON); `sandbox`: walls that do not stand around its code; `tenant`",
+    says="resolved spec (JSON), its hash, state, reason, waits (JSON), created, started, ended, folder; `pool`: "
+    "`pool.Pool`, `judge`: `judging.JudgeStatus` (JSON); `sandbox`: walls that do not stand around code; `tenant`",
 )
 MACHINE = Key(
     name="machine",
