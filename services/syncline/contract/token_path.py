@@ -275,9 +275,9 @@ _HEADER_FIELDS = _Header.__struct_fields__
 def encode(trajectory: Trajectory) -> dict[bytes, bytes]:
     """Stream fields of a checked trajectory: msgpack header `h`, raw little-endian arrays `t`, `l`, `m`, `x`."""
     check(trajectory)
-    header = _Header(**{name: getattr(trajectory, name) for name in _HEADER_FIELDS})
+    whole = msgspec.structs.asdict(trajectory)
     fields = {
-        b"h": msgspec.msgpack.encode(header),
+        b"h": msgspec.msgpack.encode({name: whole[name] for name in _HEADER_FIELDS}),
         b"t": trajectory.tokens.tobytes(),
         b"l": trajectory.logprobs.tobytes(),
         b"m": trajectory.loss_mask,
@@ -290,8 +290,7 @@ def encode(trajectory: Trajectory) -> dict[bytes, bytes]:
 
 def decode(fields: Mapping[bytes, bytes]) -> Trajectory:
     """Inverse of `encode`. Raises `BadTrajectory` for anything that is not a whole, consistent record."""
-    missing = {b"h", b"t", b"l", b"m"} - fields.keys()
-    if missing:
+    if missing := {b"h", b"t", b"l", b"m"} - fields.keys():
         raise BadTrajectory(f"trajectory entry without fields {sorted(m.decode() for m in missing)}")
     try:
         header, mask = _HEADER.decode(fields[b"h"]), mask_from(fields)
@@ -299,13 +298,14 @@ def decode(fields: Mapping[bytes, bytes]) -> Trajectory:
         raise BadTrajectory(f"trajectory header: {error}") from None
     if len(fields[b"t"]) % 4 or len(fields[b"l"]) % 4:
         raise BadTrajectory(f"trajectory {header.trajectory}: array bytes are no multiple of 4")
-    tokens: array[int] = array("i")
-    tokens.frombytes(fields[b"t"])
-    logprobs: array[float] = array("f")
-    logprobs.frombytes(fields[b"l"])
-    head = {name: getattr(header, name) for name in _HEADER_FIELDS}
-    head |= {"mask": mask, "expert_ids": fields.get(b"x")}
-    return check(Trajectory(**head, tokens=tokens, logprobs=logprobs, loss_mask=fields[b"m"]))
+    parts = msgspec.structs.asdict(header) | {
+        "tokens": array("i", fields[b"t"]),
+        "logprobs": array("f", fields[b"l"]),
+        "loss_mask": fields[b"m"],
+        "mask": mask,
+        "expert_ids": fields.get(b"x"),
+    }
+    return check(Trajectory(**parts))
 
 
 class Reward(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
