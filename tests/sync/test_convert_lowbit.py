@@ -135,9 +135,17 @@ def test_converting_again_gives_the_same_bytes(
 
 
 def test_a_weight_that_is_no_number_is_refused_by_name_and_index(tmp_path: Path) -> None:
-    name = "model.layers.1.self_attn.o_proj.weight"
-    for i, (recipe, bad) in enumerate([("unified_fp8", "nan"), ("nvfp4_w4a4", "inf")]):
-        tensors = tensors_of("tiny-moe")
+    alone, fused = "model.layers.1.self_attn.o_proj.weight", "model.layers.1.self_attn.q_proj.weight"
+    for i, (recipe, bad, name, dtype) in enumerate(
+        [
+            ("unified_fp8", "nan", alone, torch.bfloat16),
+            ("nvfp4_w4a4", "inf", alone, torch.bfloat16),
+            ("nvfp4_w4a4", "nan", fused, torch.bfloat16),  # found while the group's amax is looked for
+            ("mxfp8", "-inf", alone, torch.float32),
+            ("int4_qat_w4a16", "nan", alone, torch.float16),
+        ]
+    ):
+        tensors = tensors_of("tiny-moe", dtype=dtype)
         tensors[name] = tensors[name].clone()
         tensors[name][40, 3] = float(bad)
         store = BlobStore(tmp_path / f"store{i}")

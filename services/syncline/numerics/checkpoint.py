@@ -1,6 +1,6 @@
 """A weight as the checkpoint tensors of its scheme (`contract/artefact.py`), band by band: for sync and trainers.
 
-A band is as many whole rows of blocks as make about a quarter of a million values, so that memory beyond the source is
+A band is as many whole rows of blocks as make about a million values, so that memory beyond the source is
 the parts of one tensor and a few bands, whatever the tensor's size. Bands do not change bytes: no scale reaches over a
 band's edge but nvfp4's outer one, which is known before.
 """
@@ -16,9 +16,10 @@ import torch
 from syncline.contract.artefact import Part, parts
 from syncline.contract.plan import PlanEntry
 from syncline.contract.schemes import Scheme
+from syncline.numerics.blockwise import block_amax
 from syncline.numerics.quantized import outer_scale, quantize
 
-BAND = 1 << 18  # values quantised at a time
+BAND = 1 << 20  # values quantised at a time
 Rows = Callable[[int, int], torch.Tensor]
 """(first, last) -> rows first .. last of a weight: float32, bfloat16 or float16 [last - first, K]."""
 NUMPY = {"F8_E4M3": "u1", "U8": "u1", "I32": "<i4", "I64": "<i8", "F32": "<f4"}
@@ -59,8 +60,10 @@ def bands(entry: PlanEntry) -> Iterator[tuple[int, int]]:
 
 
 def largest(rows: Rows, entry: PlanEntry) -> float:
-    """Largest magnitude in the weight."""
-    return max(float(rows(first, last).abs().max()) for first, last in bands(entry))
+    """Largest magnitude in the weight; infinite or no number if one of its values is."""
+    k = entry.shape[1]
+    found = [block_amax(rows(first, last), 1, k).amax() for first, last in bands(entry)]
+    return float(torch.stack(found).amax())
 
 
 def outer_of(largests: Iterable[float], entry: PlanEntry) -> torch.Tensor:

@@ -56,8 +56,8 @@ def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
 
 def from_e8m0(scale: torch.Tensor) -> torch.Tensor:
     """float32 powers of two of E8M0 bytes 0..254: 2^(byte - 127); byte 0 is the subnormal 2^-127, exactly."""
-    byte = scale.to(torch.int32)
-    return torch.where(byte == 0, 0x00400000, byte << 23).view(torch.float32)
+    bits = scale.to(torch.int32) << 23
+    return bits.clamp_(min=0x00400000).view(torch.float32)  # only byte 0 has fewer bits
 
 
 def power_of_two(power: torch.Tensor) -> torch.Tensor:

@@ -35,8 +35,8 @@ def scale_bytes(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
             carry = 1 << (22 - (_MANTISSA[scheme.format] if scheme.rule == "even" else 1))
         case _:
             raise ValueError(f"rule {scheme.rule!r} is none of {scheme.format}")
-    power = (amax.view(torch.int32) + carry) >> 23
-    return (power - _EMAX[scheme.format]).clamp(0, 254).to(torch.uint8)
+    power = (amax.view(torch.int32) + carry).bitwise_right_shift_(23)
+    return power.sub_(_EMAX[scheme.format]).clamp_(0, 254).to(torch.uint8)
 
 
 def encode(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
