@@ -107,13 +107,11 @@ class Part:
             entries = self.bus.group_read(key, GROUP_ROLLOUT, "w0", AT_ONCE, None)
             items = [(entry.id, unpack(entry, WorkItem)) for entry in entries]
             lines = self.ledger.entries(item.trajectory for _, item in items)
-            for work_id, item in items:
-                answer = self.ledger.begin(
-                    item.trajectory, lines[item.trajectory].attempt, "w0", self.version
-                )
-                if answer != "go":
-                    raise RuntimeError(f"{item.trajectory}: the ledger says {answer}")
-                self.work[item.trajectory] = work_id
+            asked = [(item.trajectory, lines[item.trajectory].attempt) for _, item in items]
+            answers = self.ledger.begin_many(asked, "w0", self.version)
+            if set(answers) != {"go"}:
+                raise RuntimeError(f"begin_many says {set(answers)}")
+            self.work |= {item.trajectory: work_id for work_id, item in items}
 
     def publish(self) -> None:
         for at in self.batches():

@@ -95,8 +95,10 @@ class Intake:
         waiting = self.waiting
         if not waiting or time.monotonic() < self._asked + _ASK_AGAIN:
             return
-        for held in waiting[:room]:
-            answer = self._ledger.begin(held.item.trajectory, held.attempt, self._name, version)
+        waiting = waiting[:room]
+        asked = [(held.item.trajectory, held.attempt) for held in waiting]
+        answers = self._ledger.begin_many(asked, self._name, version)
+        for held, answer in zip(waiting, answers, strict=True):
             if answer == "fenced":
                 self.drop(held.item.trajectory)
             elif answer == "go":

@@ -76,6 +76,9 @@ __all__ = [
 ]
 
 
+Begun = Literal["go", "wait", "fenced"]
+
+
 class Ledger(LedgerView):
     """The ledger of one job. All processes of a job give the same batch, lag and policy.
 
@@ -139,16 +142,21 @@ class Ledger(LedgerView):
             args += [item.trajectory, item.index, item.prompt, pack(item)]
         return bool(self._run(lua.SUBMIT, args))
 
-    def begin(
-        self, trajectory: str, attempt: int, worker: str, version: VersionId
-    ) -> Literal["go", "wait", "fenced"]:
+    def begin(self, trajectory: str, attempt: int, worker: str, version: VersionId) -> Begun:
         """May `worker` begin to sample under `version`? `go` records it; a later retry clears it again.
 
         `wait`: beginning now could break the lag bound, ask again when time has passed or a version has come.
         `fenced`: this attempt is not the present one, or another worker has begun it; drop it.
         """
-        args = [self.job, trajectory, attempt, worker, version.number, version.epoch, *self._law()]
-        return cast(Literal["go", "wait", "fenced"], self._run(lua.BEGIN, args).decode())
+        return self.begin_many([(trajectory, attempt)], worker, version)[0]
+
+    def begin_many(self, asked: Sequence[tuple[str, int]], worker: str, version: VersionId) -> list[Begun]:
+        """`begin` for several (trajectory, attempt), in order and in one transaction."""
+        if not asked:
+            return []
+        law = (self.job, worker, version.number, version.epoch, *self._law())
+        reply = self._run(lua.BEGIN, [*law, *(part for one in asked for part in one)])
+        return [cast(Begun, answer.decode()) for answer in reply]
 
     def publish(self, trajectory: Trajectory, work_id: str) -> Literal["published", "fenced"]:
         """Buffer the record and acknowledge its work item. `fenced`: not the present attempt; drop it.
