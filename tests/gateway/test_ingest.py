@@ -22,7 +22,6 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from waiting import wait_until
 
-from syncline.gateway import ingest
 from syncline.gateway.__main__ import listening
 from syncline.gateway.ingest import AT_ONCE, MOST_BYTES, PATH, Ingest
 from syncline.gateway.numbers import Numbers
@@ -64,9 +63,9 @@ print(tracing.losses())
 """
 
 
-def child(runs: Path, who: str, count: int, forks: int = 0, **environ: str) -> str:
+def child(runs: Path, who: str, count: int, environ: dict[str, str], forks: int = 0) -> str:
     """What a process that passes hops says of its losses."""
-    given = {**os.environ, "SYNCLINE_RUNS": str(runs), "SYNCLINE_TRACES": "none", **environ}
+    given = {**os.environ, "SYNCLINE_RUNS": str(runs), "SYNCLINE_TRACES": "none"} | environ
     done = subprocess.run(
         [sys.executable, "-c", CHILD, who, str(count), str(forks)],
         env=given,
@@ -90,7 +89,7 @@ class Door:
     """The ASGI application alone, served by uvicorn in a thread."""
 
     def __init__(self, store: Path) -> None:
-        self.store, self.numbers = store, Numbers(NoJobs())  # type: ignore[arg-type]
+        self.store, self.numbers = store, Numbers(NoJobs())
         self.app = Ingest(store, KEY, self.numbers)
         config = uvicorn.Config(
             self.app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2
@@ -193,7 +192,7 @@ def test_spans_of_processes_without_a_store_are_read_at_the_gateway(
     there = gateway()
     sent = {"SYNCLINE_TRACES_TO": there["spans"], "SYNCLINE_TRACES_KEY": KEY}
     with ThreadPoolExecutor(2) as both:
-        said = list(both.map(lambda who: child(tmp_path / who, who, 300, **sent), ("s0", "s1")))
+        said = list(both.map(lambda who: child(tmp_path / who, who, 300, sent), ("s0", "s1")))
     assert said == ["{'gateway': 0, 'incomplete': 0, 'skewed': 0, 'links': 0}"] * 2
     assert not list(tmp_path.glob("s?/*.sqlite"))
     stored = spans_of(tmp_path / "own.sqlite", job="j00000000cc")
@@ -242,11 +241,11 @@ def test_a_wrong_key_loses_spans_of_that_target_alone(door: Door, tmp_path: Path
     """The gateway and a collector besides: each is counted by its own name."""
     url = f"http://127.0.0.1:{door.port}"
     wrong = {"SYNCLINE_TRACES_TO": url, "SYNCLINE_TRACES_KEY": "x" * 20}
-    said = child(tmp_path, "s0", 5, **{**wrong, "SYNCLINE_TRACES": str(tmp_path / "t.sqlite")})
+    said = child(tmp_path, "s0", 5, {**wrong, "SYNCLINE_TRACES": str(tmp_path / "t.sqlite")})
     assert said == "{'store': 0, 'gateway': 5, 'incomplete': 0, 'skewed': 0, 'links': 0}"
     right = {"SYNCLINE_TRACES_TO": url, "SYNCLINE_TRACES_KEY": KEY}
     other = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Basic%20x"}
-    said = child(tmp_path, "s1", 5, **right, **other)
+    said = child(tmp_path, "s1", 5, right | other)
     assert said == "{'otlp': 5, 'gateway': 0, 'incomplete': 0, 'skewed': 0, 'links': 0}"
     assert {span.instance for span in spans_of(door.store, job="j00000000cc")} == {"s1"}
 
@@ -254,7 +253,7 @@ def test_a_wrong_key_loses_spans_of_that_target_alone(door: Door, tmp_path: Path
 def test_forked_children_speak_on_connections_of_their_own(door: Door, tmp_path: Path) -> None:
     """As errands do, whose Celery worker forks."""
     sent = {"SYNCLINE_TRACES_TO": f"http://127.0.0.1:{door.port}", "SYNCLINE_TRACES_KEY": KEY}
-    said = child(tmp_path, "errands", 5, forks=4, **sent)
+    said = child(tmp_path, "errands", 5, sent, forks=4)
     assert said == "{'gateway': 0, 'incomplete': 0, 'skewed': 0, 'links': 0}"
     assert len(spans_of(door.store, job="j00000000cc")) == 5 + 4 * 50
 
@@ -383,7 +382,7 @@ def test_more_than_it_can_take_at_once_come_back(door: Door, monkeypatch: pytest
         assert held.wait(30)
         write(self, records)
 
-    monkeypatch.setattr(ingest.TraceStore, "write", slow)
+    monkeypatch.setattr(TraceStore, "write", slow)
     with ThreadPoolExecutor(AT_ONCE) as many:
         waiting = [many.submit(httpx.post, door.http.base_url.join(PATH), content=spans(n + 1), headers=HEADERS,
                                timeout=60) for n in range(AT_ONCE)]  # fmt: skip

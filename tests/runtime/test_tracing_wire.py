@@ -14,7 +14,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from syncline.runtime.trace_store import Attribute, SpanRecord
 from syncline.runtime.tracing_wire import records_of, traces_data
 
-TEXT = st.text(st.characters(exclude_categories=("Cs",)))
+TEXT = st.text(st.characters(codec="utf-8"))
 NAMES = TEXT.filter(bool)
 
 

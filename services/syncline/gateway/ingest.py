@@ -56,7 +56,8 @@ class Ingest:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        began, status, extra, unread = time.perf_counter(), 200, ((b"content-type", MEDIA_TYPE),), True
+        extra: tuple[tuple[bytes, bytes], ...] = ((b"content-type", MEDIA_TYPE),)
+        began, status, unread = time.perf_counter(), 200, True
         try:
             self._admit(scope)
             if self._inside >= AT_ONCE:
