@@ -90,8 +90,9 @@ class Installation:
         self.bus.append(REQUESTS.at(), e.Request(verb="submit", job=job, at=now))
         return job
 
-    def ask(self, job: str, verb: Any, mode: e.Mode | None = None) -> None:
-        self.bus.append(REQUESTS.at(), e.Request(verb=verb, job=job, mode=mode, at=time.time()))
+    def ask(self, job: str, verb: Any, mode: e.Mode | None = None, workers: int | None = None) -> None:
+        request = e.Request(verb=verb, job=job, mode=mode, workers=workers, at=time.time())
+        self.bus.append(REQUESTS.at(), request)
 
     def field(self, job: str, name: str) -> str:
         return (self.bus.hget(JOB.at(job), name) or b"").decode()

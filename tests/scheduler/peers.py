@@ -80,10 +80,11 @@ class Peer:
 
 
 def rollout(ctx: ServiceContext) -> None:
-    """Takes work while the gate is open; each trajectory is published and rewarded at once."""
+    """Takes work while the gate is open; each trajectory is published and rewarded at once. One that leaves ends it."""
     peer = Peer(ctx)
     key, name = WORK.at(peer.job), ctx.name
     held: dict[str, e.WorkItem] = {}
+    said = 0  # the order under which it last said that it holds nothing
     peer.up()
     for entry in peer.bus.group_pending(key, GROUP_ROLLOUT, name):
         item = unpack(entry, e.WorkItem)
@@ -95,10 +96,14 @@ def rollout(ctx: ServiceContext) -> None:
             continue
         peer.acknowledge(phase, phase.rollout == "awake", peer.version("active"))
         version = peer.version("active")
+        leaves = 0 < phase.workers <= int(name[1:])
+        if leaves and not held and phase.seq > said:
+            said = phase.seq
+            ctx.emit(e.Emptied(who=name, seq=phase.seq))
         if phase.rollout == "asleep" or phase.gate == "shut" or version is None:
             ctx.stopping.wait(0.01)
             continue
-        if len(held) < 8:
+        if len(held) < 8 and not leaves:
             for entry in peer.bus.group_read(key, GROUP_ROLLOUT, name, 4, 0.02):
                 held[entry.id] = unpack(entry, e.WorkItem)
         for work_id, item in list(held.items()):
