@@ -110,6 +110,27 @@ def test_every_process_is_played_once_by_objects_with_lawful_names(
     assert "hunter" not in json.dumps(bodies)
 
 
+@settings(max_examples=30, deadline=None)
+@given(before=st.integers(1, 20), after=st.integers(1, 20))
+def test_a_pool_of_another_size_keeps_its_pods(before: int, after: int) -> None:
+    """Nothing but the number of replicas changes, so that no pod that stays is made anew."""
+    first, second = (
+        {body["metadata"]["name"]: body for body in all_objects(pools(placement(n, False), plan()), plan())}
+        for n in (before, after)
+    )
+    assert first.keys() == second.keys()
+    for name, body in first.items():
+        spec, other = dict(body.get("spec", {})), dict(second[name].get("spec", {}))
+        if name.endswith("-rollout"):
+            assert (spec.pop("replicas"), other.pop("replicas")) == (before, after)
+        assert spec == other, name
+
+
+def test_a_gang_keeps_its_size() -> None:
+    assert manifests.fixed(plan()) == ""
+    assert "'team-a'" in manifests.fixed(plan(queue="team-a"))
+
+
 @pytest.mark.parametrize("version", ["1.30", "1.34", "1.37"])
 @pytest.mark.parametrize("colocated", [True, False])
 @pytest.mark.parametrize(

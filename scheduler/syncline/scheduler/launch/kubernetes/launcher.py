@@ -56,9 +56,7 @@ class KubernetesLauncher:
     def __init__(
         self, plan: PodPlan, spawn: Spawn, holder: str, stopping: threading.Event, client: Any = None
     ) -> None:
-        self.fixed = (
-            f"launcher.yaml names a queue ({plan.queue}): a gang is admitted whole" if plan.queue else ""
-        )
+        self.fixed = manifests.fixed(plan)
         self._plan = plan
         self._api = Api(plan.namespace or own_namespace(), client)
         _require_kinds(self._api, plan)

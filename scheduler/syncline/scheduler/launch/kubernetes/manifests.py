@@ -66,6 +66,13 @@ def played(pattern: str, ordinal: int) -> str:
     return pattern.replace(ORDINAL, str(ordinal))
 
 
+def fixed(plan: PodPlan) -> str:
+    """Why the number of a pool's pods cannot change while they run; "": it can, the highest ordinals go first."""
+    if plan.queue:
+        return f"launcher.yaml names a queue, {plan.queue!r}: a gang is admitted whole, and begins anew at another size"
+    return ""
+
+
 def job_of(placement: Placement) -> str | None:
     """The one job of a placement; None: it is empty. Raises `ValueError` for several, or names that are not ids."""
     jobs = sorted({process.name.partition("/")[0] for process in placement.processes})
