@@ -18,6 +18,7 @@ Attribute = str | int | float | bool | None | list[str | int | float | bool]
 
 BUSY_SECONDS = 20.0
 _TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+# rows in the order of their writing: by their random ids each would lie in a page of its own, and every one is written out
 _SCHEMA = """
 create table if not exists spans (
   trace_id   text not null,
@@ -33,7 +34,7 @@ create table if not exists spans (
   job        text,
   trajectory text,
   version    text
-) without rowid;
+);
 create index if not exists spans_trace on spans (trace_id, start_ns);
 create index if not exists spans_trajectory on spans (trajectory, start_ns) where trajectory is not null;
 create index if not exists spans_version on spans (job, version, start_ns) where version is not null;
