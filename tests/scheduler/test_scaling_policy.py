@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from syncline.contract import events as e
 from syncline.contract.events import WorkerStatus
-from syncline.scheduler.saved import Size
-from syncline.scheduler.scaling import COOL, STEADY, Share, busy_share, decide, turns
+from syncline.contract.job import JobSpec
+from syncline.contract.streams import METRICS, WORKERS
+from syncline.contract.version_path import VersionId
+from syncline.runtime.bus import Bus, pack
+from syncline.scheduler.machine import begin, fold
+from syncline.scheduler.saved import Size, Watch
+from syncline.scheduler.scaling import COOL, STEADY, Scaler, Share, busy_share, decide, turns
 
 parts = st.floats(0, 1)
 measured = st.lists(st.builds(Share, waited=parts, busy=parts), max_size=8)
@@ -121,3 +128,94 @@ def test_a_worker_that_was_replaced_is_not_measured() -> None:
     after = {"w0": status(14.0, 110.0), "w1": status(1.0, 110.0, "b"), "w2": status(9.0, 110.0)}
     assert busy_share(before, after) == pytest.approx(0.4)
     assert busy_share({}, after) is None
+
+
+# ---- measured from what trainer and workers say ----------------------------------------------------------------
+SPEC = JobSpec.model_validate(
+    {
+        "name": "n",
+        "model": {"name": "m"},
+        "schedule": {"mode": "disjoint", "updates": 100},
+        "rollout": {"workers": 2, "workers_least": 1, "workers_most": 3},
+    }
+)
+
+
+_NONE = ("reward", "loss", "grad_norm", "entropy", "ratio_mean", "clip_fraction", "gap_mean", "gap_max")
+_NOUGHT = ("epoch", "trajectories", "tokens", "unscored", "lag_max", "masked_tokens", "expired", "non_finite")
+BLANK = e.UpdateMetrics(
+    **dict.fromkeys((*_NONE, "same_version_gap", "kl")),  # type: ignore[arg-type]
+    **dict.fromkeys(_NOUGHT, 0),  # type: ignore[arg-type]
+    **dict.fromkeys(("lag_mean", "response_mean", "waited", "seconds", "at"), 0.0),  # type: ignore[arg-type]
+    update=0,
+    mode="disjoint",
+    groups=4,
+    lag_counts={},
+    skipped=False,
+)
+
+
+class Told:
+    """A job's streams as trainer and workers write them: updates of 10 s."""
+
+    def __init__(self, url: str, job: str) -> None:
+        self.bus, self.job, self.watch = Bus(url), job, Watch()
+        self.scaler = Scaler(self.bus, job, SPEC, "")
+        self.state, _ = begin(100, ("w0", "w1"), "disjoint")
+        self.made, self.spent = 0, 0.0
+        self.fold(0)
+
+    def fold(self, update: int) -> None:
+        version = VersionId(0, update)
+        self.state = fold(self.state, [e.Minted(version=version), e.Active(version=version, workers=("w0",))])
+
+    def update(self, waited: float, busy: float) -> int | None:
+        """One update more; what is wished for then."""
+        self.made, self.spent = self.made + 1, self.spent + 10 * busy
+        at = 1000.0 + 10 * self.made
+        told = msgspec.structs.replace(BLANK, update=self.made, waited=10 * waited, at=at)
+        self.bus.append(METRICS.at(self.job), told)
+        for name in ("w0", "w1"):
+            self.bus.hset(WORKERS.at(self.job), name, pack(status(self.spent, at)))
+        self.fold(self.made)
+        return self.scaler.wish(self.state, self.watch)
+
+
+def test_a_starved_job_wishes_for_a_worker_once_it_is_sure(redis_url: str, job: str) -> None:
+    told = Told(redis_url, job)
+    assert [told.update(0.4, 1.0) for _ in range(STEADY + 1)] == [None] * STEADY + [3]
+
+
+def test_an_idle_one_gives_one_back(redis_url: str, job: str) -> None:
+    told = Told(redis_url, job)
+    assert [told.update(0.0, 0.2) for _ in range(STEADY + 1)] == [None] * STEADY + [1]
+
+
+@pytest.mark.parametrize(
+    "unsettled",
+    [
+        e.Pause(),
+        e.SwitchTo(mode="colocated", why="request"),
+        e.ScaleTo(workers=1, why="request"),
+        e.Minted(version=VersionId(0, STEADY + 2)),
+        None,
+    ],
+    ids=["pause", "switch", "a worker leaves", "sync", "a worker is missing"],
+)
+def test_nothing_is_wished_for_while_something_is_under_way(
+    redis_url: str, job: str, unsettled: e.Event | None
+) -> None:
+    told = Told(redis_url, job)
+    for _ in range(STEADY):
+        assert told.update(0.4, 1.0) is None
+    if unsettled is None:
+        told.watch.awaited["w1"] = 1.0
+    else:
+        told.state = fold(told.state, [unsettled])
+    assert told.update(0.4, 1.0) is None
+
+
+def test_nobody_is_asked_where_nothing_may_change(redis_url: str, job: str) -> None:
+    told = Told(redis_url, job)
+    told.scaler = Scaler(told.bus, job, SPEC, "a gang is admitted whole")
+    assert [told.update(0.4, 1.0) for _ in range(STEADY + 2)] == [None] * (STEADY + 2)
