@@ -17,8 +17,9 @@ import msgspec
 Attribute = str | int | float | bool | None | list[str | int | float | bool]
 
 BUSY_SECONDS = 20.0
+_JSON = msgspec.json.Encoder()
 _TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-# rows in the order of their writing: by their random ids each would lie in a page of its own, and every one is written out
+# rows lie in the order of their writing: by random ids each would be in a page of its own, and every page is written
 _SCHEMA = """
 create table if not exists spans (
   trace_id   text not null,
@@ -41,6 +42,11 @@ create index if not exists spans_version on spans (job, version, start_ns) where
 create index if not exists spans_job on spans (job, start_ns);
 create index if not exists spans_start on spans (start_ns);
 """
+
+
+_INSERT = f"insert or ignore into spans values ({', '.join('?' * 13)})"
+Row = tuple[Any, ...]
+"""A span in the order of the table's columns."""
 
 
 class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,10 +86,13 @@ class TraceStore:
 
     def write(self, spans: Iterable[SpanRecord]) -> None:
         """Append all of them or none; one that is there already stays as it is. Raises `sqlite3.Error`."""
-        rows = [_row(span) for span in spans]
+        self.write_rows([_row(span) for span in spans])
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        """`write` of what `row_of` has made."""
         self._db.execute("begin immediate")
         try:
-            self._db.executemany(f"insert or ignore into spans values ({', '.join('?' * 13)})", rows)
+            self._db.executemany(_INSERT, rows)
             self._db.execute("commit")
         except BaseException:
             self._db.execute("rollback")
@@ -122,12 +131,6 @@ def spans_of(
     return _select(store, where, [*given.values(), *names], limit)
 
 
-def attributes_of(given: Mapping[str, object]) -> dict[str, Attribute]:
-    """A span's attributes as the store keeps them: tuples become lists."""
-    plain: dict[str, Attribute] = msgspec.convert(dict(given), dict[str, Attribute])
-    return plain
-
-
 def parse_traceparent(text: str) -> tuple[int, int, int]:
     """(trace id, span id, flags) of a W3C traceparent. Raises `ValueError` showing the legal form."""
     found = _TRACEPARENT.fullmatch(text)
@@ -143,21 +146,39 @@ def traceparent_of(trace: int, span: int, flags: int) -> str:
     return f"00-{trace:032x}-{span:016x}-{flags:02x}"
 
 
-def _row(span: SpanRecord) -> tuple[Any, ...]:
-    named = (span.attributes.get(column) for column in ("job", "trajectory", "version"))
+def row_of(
+    trace_id: str,
+    span_id: str,
+    parent_id: str | None,
+    name: str,
+    service: str,
+    instance: str,
+    start_ns: int,
+    end_ns: int,
+    attributes: Mapping[str, Any],
+    links: Sequence[str],
+) -> Row:
+    """The row of a span; arguments as in `SpanRecord`."""
+    job, trajectory, version = map(attributes.get, ("job", "trajectory", "version"))
     return (
-        span.trace_id,
-        span.span_id,
-        span.parent_id,
-        span.name,
-        span.service,
-        span.instance,
-        span.start_ns,
-        span.end_ns,
-        msgspec.json.encode(span.attributes).decode(),
-        msgspec.json.encode(span.links).decode(),
-        *(None if value is None else str(value) for value in named),
+        trace_id,
+        span_id,
+        parent_id,
+        name,
+        service,
+        instance,
+        start_ns,
+        end_ns,
+        _JSON.encode(attributes).decode(),
+        _JSON.encode(links).decode() if links else "[]",
+        None if job is None else str(job),
+        None if trajectory is None else str(trajectory),
+        None if version is None else str(version),
     )
+
+
+def _row(span: SpanRecord) -> Row:
+    return row_of(*(getattr(span, name) for name in SpanRecord.__struct_fields__))
 
 
 def _select(store: Path, where: str, values: Sequence[str], limit: int = 100_000) -> list[SpanRecord]:

@@ -17,18 +17,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from opentelemetry import trace as otel
-from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.util import BoundedList
 
 from syncline.contract.hops import Hop
 from syncline.contract.token_path import TOKEN_PATH
 from syncline.contract.validation import VALIDATION_PATH
-from syncline.contract.version_path import VERSION_PATH, VersionId
+from syncline.contract.version_path import VERSION_PATH
 from syncline.runtime.trace_store import SpanRecord, parse_traceparent, read_trace, spans_of, traceparent_of
+from syncline.runtime.tracing_attributes import Given, plain
 from syncline.runtime.tracing_counts import Counts
 from syncline.runtime.tracing_exporters import Counted, StoreExporter, gateway_exporter, otlp_exporter
 
@@ -45,12 +46,11 @@ __all__ = [
 ]
 __all__ += ["SpanRecord", "read_trace", "shutdown", "spans_of"]
 
-Plain = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
-Given = Plain | VersionId | None
-
 _LOG = logging.getLogger(__name__)
 _HOPS = {hop.name: hop for hop in (*TOKEN_PATH, *VERSION_PATH, *VALIDATION_PATH)}
+_DECLARED = {name: frozenset((*hop.attributes, "job")) for name, hop in _HOPS.items()}
 _LIMIT = 65536  # links, events and attributes of one span: a batch links every trajectory in it
+_SAMPLED, _UNSET = otel.TraceFlags.SAMPLED, otel.Status()
 _QUEUE = 65536  # finished spans that may wait for the background writer
 
 
@@ -72,26 +72,32 @@ class _Tracing:
         targets = (("store", store), ("otlp", otlp), ("gateway", gateway))
         self.exporters = [name for name, given in targets if given is not None]
         self.counts = Counts(["ended", "incomplete", "skewed", "links", *self.exporters])
+        self.limits = SpanLimits(
+            max_attributes=_LIMIT, max_span_attributes=_LIMIT, max_events=_LIMIT, max_links=_LIMIT
+        )
         self.provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource({SERVICE_NAME: service, SERVICE_INSTANCE_ID: instance}),
-            span_limits=SpanLimits(
-                max_attributes=_LIMIT, max_span_attributes=_LIMIT, max_events=_LIMIT, max_links=_LIMIT
-            ),
+            span_limits=self.limits,
             shutdown_on_exit=False,
         )
+        self.batches: list[BatchSpanProcessor] = []
         if store is not None:
             self._add("store", StoreExporter(store, service, instance))
         if otlp is not None:
             self._add("otlp", otlp_exporter(f"{otlp.rstrip('/')}/v1/traces"))
         if gateway is not None:
             self._add("gateway", gateway_exporter(*gateway))
-        self.tracer: otel.Tracer = self.provider.get_tracer("syncline")
+        # the SDK's own root span, never ended: ours have its resource, scope and flags. None: OTEL_SDK_DISABLED
+        root = self.provider.get_tracer("syncline").start_span("root")
+        self.root = root if isinstance(root, ReadableSpan) else None
+        self.flags = root.get_span_context().trace_flags
 
     def _add(self, name: str, exporter: SpanExporter) -> None:
         counted = Counted(exporter, name, self.counts)
         batch = BatchSpanProcessor(counted, _QUEUE, schedule_delay_millis=500, max_export_batch_size=512)
         self.provider.add_span_processor(batch)
+        self.batches.append(batch)
 
 
 _state = _Tracing("unnamed", "unnamed", None, None)
@@ -151,30 +157,59 @@ def new_traceparent() -> str:
 class OpenHop:
     """A hop being passed: `set` its attributes before it closes; `traceparent` is its context for others."""
 
-    def __init__(self, hop: Hop, span: otel.Span) -> None:
-        self._hop = hop
-        self._span = span
-        self._names: set[str] = set()
-        own = span.get_span_context()
-        self.traceparent = traceparent_of(own.trace_id, own.span_id, own.trace_flags)
+    def __init__(self, hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) -> None:
+        known = _HOPS.get(hop.name)
+        if known is not hop and known != hop:
+            raise ValueError(f"hop {hop.name!r} is on no path: the paths in `contract` name all spans")
+        self._hop, self._start_ns = hop, start_ns
+        self._given: dict[str, Given] = {}
+        self._error: str | None = None
+        self._links = [_context(link) for link in links]
+        self._parent = _context(parent) if parent else None
+        self._own = _own(self._parent)
+        self.traceparent = traceparent_of(self._own.trace_id, self._own.span_id, self._own.trace_flags)
 
     def set(self, **attributes: Given) -> None:
         """Add attributes; None is written as "none", a version as EPOCH.NUMBER."""
-        self._names.update(attributes)
-        self._span.set_attributes({name: _value(value) for name, value in attributes.items()})
+        self._given.update(attributes)
 
     def _check(self) -> None:
         """Raises `HopIncomplete` under SYNCLINE_STRICT=1, counts and warns otherwise."""
-        declared = {*self._hop.attributes, "job"}
-        if self._names == declared:
+        declared = _DECLARED[self._hop.name]
+        if self._given.keys() == declared:
             return
-        missing, extra = sorted(declared - self._names), sorted(self._names - declared)
+        missing, extra = sorted(declared - self._given.keys()), sorted(self._given.keys() - declared)
         story = f"hop {self._hop.name} closed without attributes {missing} and with undeclared {extra}"
         if os.environ.get("SYNCLINE_STRICT") == "1":
             raise HopIncomplete(story)
         _state.counts.add("incomplete")
         if _state.counts.own("incomplete") == 1:
             _LOG.warning("%s (later ones are only counted)", story)
+
+    def _end(self, at_ns: int) -> None:
+        """Give the span to the writers. It is made here, in one go: the SDK's tracer would take five times as long."""
+        _state.counts.add("ended")
+        root = _state.root
+        if root is None:
+            return
+        joined = [otel.Link(context) for context in self._links]
+        links = BoundedList.from_seq(_LIMIT, joined) if joined else ()
+        span = ReadableSpan(
+            name=self._hop.name,
+            context=self._own,
+            parent=self._parent,
+            resource=root.resource,
+            attributes=plain(self._given, _state.limits),
+            links=links,
+            status=_UNSET if self._error is None else otel.Status(otel.StatusCode.ERROR, self._error),
+            start_time=self._start_ns,
+            end_time=at_ns,
+            instrumentation_scope=root.instrumentation_scope,
+        )
+        if span.dropped_links:
+            _state.counts.add("links", span.dropped_links)
+        for batch in _state.batches:
+            batch.on_end(span)
 
 
 @contextmanager
@@ -188,16 +223,16 @@ def hop(
     links    traceparents of other traces that took part
     """
     began, wall = time.perf_counter_ns(), time.time_ns()
-    opened = OpenHop(hop, _start(hop, parent, links, wall))
+    opened = OpenHop(hop, parent, links, wall)
     opened.set(**attributes)
     try:
         yield opened
         opened._check()
     except BaseException as error:
-        opened._span.set_status(otel.Status(otel.StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        opened._error = f"{type(error).__name__}: {error}"
         raise
     finally:  # the duration comes from the monotonic clock, so a stepped wall clock cannot make it negative
-        _end(opened, wall + time.perf_counter_ns() - began)
+        opened._end(wall + time.perf_counter_ns() - began)
 
 
 def record(
@@ -216,39 +251,24 @@ def record(
     if end < start:
         _state.counts.add("skewed")
         end = start
-    opened = OpenHop(hop, _start(hop, parent, links, int(start * 1e9)))
+    opened = OpenHop(hop, parent, links, int(start * 1e9))
     opened.set(**attributes)
     try:
         opened._check()
     finally:
-        _end(opened, int(end * 1e9))
+        opened._end(int(end * 1e9))
     return opened.traceparent
 
 
-def _start(hop: Hop, parent: str | None, links: Sequence[str], start_ns: int) -> otel.Span:
-    if _HOPS.get(hop.name) != hop:
-        raise ValueError(f"hop {hop.name!r} is on no path: the paths in `contract` name all spans")
-    inside = otel.NonRecordingSpan(_context(parent)) if parent else otel.INVALID_SPAN
-    before = otel.set_span_in_context(inside, Context())  # never what this thread happens to be in
-    joined = [otel.Link(_context(link)) for link in links]
-    span = _state.tracer.start_span(hop.name, context=before, links=joined, start_time=start_ns)
-    if span.get_span_context().is_valid:
-        return span
-    # OTEL_SDK_DISABLED: no root gets ids then, but messages still carry a traceparent that can be read
-    return otel.NonRecordingSpan(otel.SpanContext(_ids.generate_trace_id(), _ids.generate_span_id(), False))
-
-
-def _end(opened: OpenHop, at_ns: int) -> None:
-    _state.counts.add("ended")
-    opened._span.end(at_ns)
-    if isinstance(opened._span, ReadableSpan) and opened._span.dropped_links:
-        _state.counts.add("links", opened._span.dropped_links)
-
-
-def _value(value: Given) -> Plain:
-    if value is None:
-        return "none"  # OpenTelemetry has no null
-    return str(value) if isinstance(value, VersionId) else value
+def _own(parent: otel.SpanContext | None) -> otel.SpanContext:
+    """The context of a new span: sampled, its trace the parent's or a new one, as random as the SDK says of it."""
+    if _state.root is None:  # messages still carry a traceparent that can be read
+        return parent or otel.SpanContext(_ids.generate_trace_id(), _ids.generate_span_id(), False)
+    flags = _state.flags
+    if parent is None:
+        return otel.SpanContext(_ids.generate_trace_id(), _ids.generate_span_id(), False, flags)
+    flags = otel.TraceFlags(_SAMPLED | flags & parent.trace_flags)
+    return otel.SpanContext(parent.trace_id, _ids.generate_span_id(), False, flags)
 
 
 def _context(traceparent: str) -> otel.SpanContext:

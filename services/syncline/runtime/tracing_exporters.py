@@ -12,7 +12,7 @@ from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from syncline.runtime.trace_store import SpanRecord, TraceStore, attributes_of, traceparent_of
+from syncline.runtime.trace_store import Row, TraceStore, row_of, traceparent_of
 from syncline.runtime.tracing_counts import Counts
 
 _LOG = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class StoreExporter(SpanExporter):
         try:
             if self._store is None or self._pid != os.getpid():  # a connection must not cross a fork
                 self._store, self._pid = TraceStore(self._path), os.getpid()
-            self._store.write(_to_record(span, self._service, self._instance) for span in spans)
+            self._store.write_rows([_row(span, self._service, self._instance) for span in spans])
         except (sqlite3.Error, OSError) as error:
             _LOG.warning("trace store %s: %d spans lost: %s", self._path, len(spans), error)
             self._store = None
@@ -96,24 +96,24 @@ def gateway_exporter(url: str, key: str) -> SpanExporter:
     )
 
 
-def _to_record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
-    context = span.get_span_context()
+def _row(span: ReadableSpan, service: str, instance: str) -> Row:
+    """The span as the store keeps it, without a record in between."""
+    context, parent, attributes = span.context, span.parent, span.attributes or {}
     assert context is not None
-    attributes = attributes_of(span.attributes or {})
     if span.status.status_code is otel.StatusCode.ERROR:
-        attributes["error"] = span.status.description or "error"
-    return SpanRecord(
-        trace_id=f"{context.trace_id:032x}",
-        span_id=f"{context.span_id:016x}",
-        parent_id=None if span.parent is None else f"{span.parent.span_id:016x}",
-        name=span.name,
-        service=service,
-        instance=instance,
-        start_ns=span.start_time or 0,
-        end_ns=span.end_time or 0,
-        attributes=attributes,
-        links=tuple(
+        attributes = {**attributes, "error": span.status.description or "error"}
+    return row_of(
+        f"{context.trace_id:032x}",
+        f"{context.span_id:016x}",
+        None if parent is None else f"{parent.span_id:016x}",
+        span.name,
+        service,
+        instance,
+        span.start_time or 0,
+        span.end_time or 0,
+        dict(attributes),
+        [
             traceparent_of(link.context.trace_id, link.context.span_id, link.context.trace_flags)
             for link in span.links
-        ),
+        ],
     )
