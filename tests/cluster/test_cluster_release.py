@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from urllib.parse import urlencode
 
 import pytest
 from chart_tools import CHART, HELM, helm
@@ -114,6 +115,17 @@ def test_a_job_outlives_upgrade_rollback_switches_kills_and_evictions(rig: Rig, 
     rig.wait(job, 400, "the end", lambda status: status["state"] == "succeeded")
     check(rig.runs / job, rig.summary(job), UPDATES, max_lag=1)
     wait_until(lambda: not rig.owned(job), 60, "nothing of the job is left")
+    for service in (
+        "scheduler",
+        "rollout",
+        "errands",
+        "trainer",
+        "sync",
+    ):  # since the gateway's pod was last replaced
+        query = urlencode({"q": f'{{ resource.service.name = "{service}" && span.job = "{job}" }}'})
+        assert rig.get(f"/tempo/api/search?{query}")["traces"], (
+            f"no span of {service} has come to the gateway"
+        )
     assert [end for end in rig.kubelet.ended if end["killed"]] == []
     release.helm("uninstall", RELEASE)
     wait_until(lambda: not rig.pods(), 120, "no pod is left")
