@@ -68,6 +68,15 @@ def test_a_tenant_is_a_plain_name(tmp_path: Path, tenant: str) -> None:
     assert not store.exists()
 
 
+def test_a_file_that_is_mounted_says_so() -> None:
+    """/proc takes no new files, as a mounted Secret takes none."""
+    store = TokenStore(Path("/proc/self/tokens.json"))
+    with pytest.raises(
+        ValueError, match=r"/proc/self/tokens\.json cannot be changed from here .*SYNCLINE_TOKENS"
+    ):
+        store.add("acme", "member")
+
+
 def test_the_operators_tenant_has_no_members(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="default"):
         TokenStore(tmp_path / "tokens.json").add("default", "member")

@@ -179,9 +179,15 @@ class TokenStore:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Tokens]:
-        """The file's content while nobody else changes it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        """The file's content while nobody else changes it. Raises `ValueError` where it cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ValueError(
+                f"the token file {self.path} cannot be changed from here ({error.strerror}): where it is a mounted "
+                "secret, change a copy (SYNCLINE_TOKENS names it) and put that into the secret"
+            ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield self.read()
