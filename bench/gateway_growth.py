@@ -49,7 +49,6 @@ SPEC = {
     "batch": {"groups": BATCH // GROUP, "group_size": GROUP},
     "schedule": {"mode": "disjoint", "max_lag": 1000, "updates": 1_000_000},
 }
-PARTS = 3  # of the calls, each with percentiles of its own
 Call = Callable[[], httpx.Response]
 
 
@@ -189,21 +188,19 @@ def _compare(
     """Each question to both in turns; the ratios of their percentiles."""
     against = f"itself at {sides[0].trajectories:,}"
     for name in both[0]:
-        parts: list[list[list[float]]] = []
+        note(f"gateway growth: {state}, {name}")
+        took: list[list[float]] = [[], []]
         for call, status in (one[name] for one in both):
             _seconds(call, status)  # caches and connections
-        for _ in range(PARTS):
-            took: list[list[float]] = [[], []]
-            for _ in range(max(1, calls // PARTS)):
-                for mine, one in zip(took, both, strict=True):
-                    mine.append(_seconds(*one[name]))
-            parts.append(took)
+        for _ in range(calls):
+            for mine, one in zip(took, both, strict=True):
+                mine.append(_seconds(*one[name]))
         case = f"{state}, {sides[1].trajectories:,} trajectories: {name}"
         for label, share in (("p99", 0.99), ("p50", 0.5)):
-            found = [[_percentile(side, share) for side in part] for part in parts]
-            say.ratio(case, label, [large / small for small, large in found], against)
-            say.time(case, f"{label}, large", [1e3 * large for _, large in found], "ms")
-            say.time(case, f"{label}, small", [1e3 * small for small, _ in found], "ms")
+            small, large = (_percentile(one, share) for one in took)
+            say.ratio(case, label, [large / small], against)
+            say.time(case, f"{label}, large", [1e3 * large], "ms")
+            say.time(case, f"{label}, small", [1e3 * small], "ms")
     return 2 * calls * len(both[0])
 
 

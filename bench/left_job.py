@@ -31,8 +31,7 @@ SIZE = 1024  # bytes of a record, about
 CHUNK = 8 * BATCH  # trajectories in flight at a time
 UNSCORED = BATCH // GROUP - 1  # which group of each update has no rewards
 WORKERS = ("w0", "w1")
-WALL = 1_788_000_000.0  # wall-clock seconds of the first update
-SECONDS = 10.0  # of an update
+SECONDS = 10.0  # of an update; the last one is made now, for the gateway prunes old spans
 
 
 class LeftJob:
@@ -40,6 +39,7 @@ class LeftJob:
 
     def __init__(self, url: str, settings: Settings, job: str, updates: int) -> None:
         self.job, self.updates = job, updates
+        self._began = time.time() - SECONDS * (updates + 1)
         self._url, self._settings = url, settings
         self._bus = Bus(url)
         self._spans = TraceStore(settings.traces)
@@ -106,11 +106,11 @@ class LeftJob:
         segments.write_scores(folder, _scores(segment))
         part.ledger.forget([row.trajectory.trajectory for row in segment.members])
         self._version(VersionId(0, update))
-        self._spans.write(_spans(segment))
+        self._spans.write(_spans(segment, self._began + SECONDS * update))
 
     def _version(self, version: VersionId) -> None:
         """A version that both workers have taken; the one before is left."""
-        at = WALL + SECONDS * version.number
+        at = self._began + SECONDS * version.number
         parent = VersionId(0, version.number - 1) if version.number else None
         self._records.publish(
             VersionRecord(
@@ -164,9 +164,8 @@ def _scores(segment: Segment) -> Scores:
 
 
 # ---- spans ------------------------------------------------------------------------------------------------
-def _spans(segment: Segment) -> Iterator[SpanRecord]:
-    """Every hop of every trajectory of an update."""
-    at = WALL + SECONDS * segment.update
+def _spans(segment: Segment, at: float) -> Iterator[SpanRecord]:
+    """Every hop of every trajectory of an update that was made at wall-clock second `at`."""
     for row in segment.members:
         t = row.trajectory
         said: dict[str, Any] = {"job": t.job, "trajectory": t.trajectory}
