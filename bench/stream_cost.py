@@ -4,13 +4,16 @@ Two real processes and a real server. Stage by stage, one process works and the 
 work falls to a stage too. A record has 10 KB; everything goes in batches of 64, as one update's batch does.
 
     submit    the scheduler's part    groups into the ledger, work items into their stream
-    begin     the worker's            take work items (16 at a time), ask the ledger for each `go`
+    begin     the worker's            take work items (16 at a time), ask the ledger for their `go`
     publish   the worker's            encode, buffer, acknowledge the work items: `Ledger.publish_many`
     reward    the errand's            `Ledger.reward`, one by one
     consume   the trainer's           claim, fetch and decode, trained, and forget (which acknowledges and deletes)
 
 The floor is what Redis itself asks for one consumer group: XADD of the same 10 KB in pipelines of 64, XREADGROUP of
 64, XACK and XDEL of 64. It is sent through `Bus.many`, which costs less than a client library's own pipeline.
+
+That floor moves bytes. "Carry" is the same group that carries the same trajectories: `token_path.encode` before its
+XADD and `decode` after its XREADGROUP, which check every record at both ends; it has no claim, no ledger, no fencing.
 
 CPU time of a process is its own clock's and the server's is from INFO: the kernel's accounts of other processes
 come in steps of 10 ms. "publish + consume" is publish, claim, acknowledge and ledger; "whole way" is all stages.
@@ -38,8 +41,9 @@ from syncline.runtime.bus import Bus
 
 COMMAND = "python bench/stream_cost.py"
 STAGES = Path(__file__).with_name("stream_stages.py")
-PRODUCER = ("floor add", "submit", "begin", "publish")  # the others are the consumer's
+PRODUCER = ("floor add", "carry add", "submit", "begin", "publish")  # the others are the consumer's
 FLOOR = ("floor add", "floor take")
+CARRY = ("carry add", "carry take")
 CORE = ("publish", "consume")
 WHOLE = ("submit", "begin", "publish", "reward", "consume")
 
@@ -96,11 +100,12 @@ def repetition(url: str, count: int) -> tuple[dict[str, Cost], int]:
     """The cost of every stage, floor first, in a job of its own; and the bytes of one record."""
     job = "j" + secrets.token_hex(5)
     bus = Bus(url)
-    bus.ensure_group(f"{job}:floor", "g")
+    for stream in ("floor", "carry"):
+        bus.ensure_group(f"{job}:{stream}", "g")
     bus.ensure_group(WORK.at(job), GROUP_ROLLOUT)
     costs = {}
     with other(url, job, count) as producer, other(url, job, count) as consumer:
-        for stage in (*FLOOR, *WHOLE):
+        for stage in (*FLOOR, *CARRY, *WHOLE):
             before = cpu_seconds(bus)
             used = (producer if stage in PRODUCER else consumer).run(stage)
             costs[stage] = Cost(used / count * 1e6, (cpu_seconds(bus) - before) / count * 1e6)
@@ -126,6 +131,9 @@ def measure(count: int, repetitions: int) -> list[Row]:
     for name, stages in (("publish + consume", CORE), ("whole way", WHOLE)):
         ratios = [total(costs, stages) / floor for costs, floor in zip(found, floors, strict=True)]
         say.ratio(case, f"CPU per trajectory, {name} over floor", ratios, against)
+    for name, stages in (("publish + consume", CORE), ("whole way", WHOLE)):
+        ratios = [total(costs, stages) / total(costs, CARRY) for costs in found]
+        say.ratio(case, f"CPU per trajectory, {name} over carry", ratios, f"{against}, encode and decode")
     for stage in WHOLE:
         say.ratio(
             case,
@@ -134,9 +142,14 @@ def measure(count: int, repetitions: int) -> list[Row]:
             against,
         )
     say.count(case, "trajectories per repetition", count, "trajectories")
-    for name, stages in (("floor", FLOOR), ("publish + consume", CORE), ("whole way", WHOLE)):
+    for name, stages in (
+        ("floor", FLOOR),
+        ("carry", CARRY),
+        ("publish + consume", CORE),
+        ("whole way", WHOLE),
+    ):
         say.time(case, f"CPU per trajectory, {name}", [total(costs, stages) for costs in found], "us")
-    for stage in (*FLOOR, *WHOLE):
+    for stage in (*FLOOR, *CARRY, *WHOLE):
         who = "producer" if stage in PRODUCER else "consumer"
         say.time(case, f"CPU of {who}, {stage}", [costs[stage].process for costs in found], "us")
         say.time(case, f"CPU of broker, {stage}", [costs[stage].broker for costs in found], "us")

@@ -7,6 +7,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 from syncline.contract.events import WorkItem
 from syncline.contract.job import JobSpec
@@ -18,12 +19,14 @@ from syncline.contract.token_path import (
     Timing,
     Trajectory,
     VersionSpan,
+    decode,
     encode,
     trajectory_id,
 )
 from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.ledger import Ledger
+from syncline.runtime.messages import flat_of, pairs_of
 from syncline.trainer.intake import Intake
 
 BATCH, GROUP, AT_ONCE = 64, 8, 16
@@ -58,10 +61,12 @@ class Part:
         ]
         self.bodies = [b"".join(encode(told).values()) for told in self.records]
         self.work: dict[str, str] = {}
-        self.floor = f"{job}:floor"
+        self.floor, self.carry = f"{job}:floor", f"{job}:carry"
         self.stages: dict[str, Callable[[], None]] = {
             "floor add": self.floor_add,
             "floor take": self.floor_take,
+            "carry add": self.carry_add,
+            "carry take": self.carry_take,
             "submit": self.submit,
             "begin": self.begin,
             "publish": self.publish,
@@ -77,12 +82,25 @@ class Part:
             self.bus.many([("XADD", self.floor, "*", "m", body) for body in self.bodies[at : at + BATCH]])
 
     def floor_take(self) -> None:
-        head = ("XREADGROUP", "GROUP", "g", "c", "COUNT", BATCH, "STREAMS", self.floor, ">")
+        self._take(self.floor, lambda entries: None)
+
+    def carry_add(self) -> None:
+        for at in self.batches():
+            encoded = [flat_of(encode(told)) for told in self.records[at : at + BATCH]]
+            self.bus.many([("XADD", self.carry, "*", *parts) for parts in encoded])
+
+    def carry_take(self) -> None:
+        self._take(self.carry, lambda entries: [decode(pairs_of(flat)) for _, flat in entries])
+
+    def _take(self, key: str, use: Callable[[list[Any]], object]) -> None:
+        """A bare consumer group's batches, to be used and acknowledged."""
+        head = ("XREADGROUP", "GROUP", "g", "c", "COUNT", BATCH, "STREAMS", key, ">")
         taken = 0
         while taken < self.count:
             ((_, entries),) = self.bus.call(*head)
+            use(entries)
             ids = [id for id, _ in entries]
-            self.bus.many([("XACK", self.floor, "g", *ids), ("XDEL", self.floor, *ids)])
+            self.bus.many([("XACK", key, "g", *ids), ("XDEL", key, *ids)])
             taken += len(ids)
 
     def submit(self) -> None:

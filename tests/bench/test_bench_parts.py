@@ -64,8 +64,10 @@ def test_without_their_environment_the_peers_are_left_out(tmp_path: Path) -> Non
     figures = {figure for _, figure in found}
     assert figures == {
         "CPU per trajectory, ours over Bus.many",
+        "CPU per trajectory, ours over carry",
         "CPU per trajectory, ours",
         "CPU per trajectory, Bus.many",
+        "CPU per trajectory, carry",
     }
 
 
