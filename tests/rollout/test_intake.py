@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 from worker_world import World, world
 
 from syncline.contract.token_path import SamplingConvention, Trajectory
@@ -25,6 +26,25 @@ def begun(w: World, pinned: bool = False) -> tuple[Intake, list[Held]]:
     intake.begin(VersionId(0, 3), 16, held.append)
     assert len(held) == 4
     return intake, held
+
+
+def test_who_leaves_keeps_what_has_begun_and_others_take_the_rest_at_once(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    with world(redis_url, job, tmp_path) as w:
+        intake, first = begun(w)
+        w.submit(1)
+        intake.take(16)
+        assert len(intake.waiting) == 4
+        intake.hand_back(begun=False)
+        assert set(intake.held) == {held.item.trajectory for held in first}
+        other = Intake(w.bus, w.ledger, w.job, "w1", 30.0)
+        other.take(16)
+        assert len(other.waiting) == 4, "a look that is due"
+        other.hand_back(begun=False)
+        wait_until(lambda: other.take(16, soon=True) or other.waiting, 10, "a look before that is due")
+        assert {held.attempt for held in other.waiting} == {3}
+        assert not set(other.held) & set(intake.held)
 
 
 def record(held: Held, oldest: VersionId) -> Trajectory:

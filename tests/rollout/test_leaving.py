@@ -62,6 +62,29 @@ def test_a_worker_with_time_to_drain_ends_what_it_began(redis_url: str, job: str
         assert published == dict.fromkeys(begun, 1)
 
 
+def test_a_worker_too_many_ends_what_it_began_begins_nothing_and_says_so(
+    redis_url: str, job: str, tmp_path: Path
+) -> None:
+    rollout = {"pace": [1.0, 0.2]}
+    with world(redis_url, job, tmp_path, rollout=rollout, sampling=LONG, limits={"worker_idle": IDLE}) as w:
+        process = w.start("w1")
+        w.phase(workers=2)
+        w.install(0, "w1")
+        w.submit(3)
+        wait_until(lambda: (s := w.status("w1")) is not None and s.running > 4, 30, "w1 samples")
+        left = w.phase(workers=1)
+        w.event(events.Woke, lambda event: event.seq == left)
+        late = w.submit(1)
+        w.event(events.Emptied, lambda event: (event.who, event.seq) == ("w1", left))
+        published = w.published()
+        assert len(published) > 4
+        assert {record.attempt for record in published} == {1}, "nothing that it had begun was given away"
+        assert {line.worker for line in w.ledger.entries(late).values()} == {None}
+        assert process.poll() is None, "who ends it is the launcher"
+        w.phase(workers=2)  # it is wanted again
+        wait_until(lambda: all(line.worker == "w1" for line in w.ledger.entries(late).values()), 30, "work")
+
+
 def test_ready_means_a_verified_version_inside_the_bound_or_sleep_by_order(
     redis_url: str, job: str, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ class World:
         rollout: Literal["awake", "asleep"] = "awake",
         gate: Literal["open", "shut"] = "open",
         mode: Literal["colocated", "disjoint"] = "disjoint",
+        workers: int = 0,
     ) -> int:
         """Order a phase; returns its number."""
         self._phase += 1
@@ -111,6 +112,7 @@ class World:
             trainer="awake",
             gate=gate,
             update=0,
+            workers=workers,
             at=time.time(),
         )
         self.bus.set(PHASE.at(self.job), pack(wanted))
