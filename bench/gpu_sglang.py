@@ -82,7 +82,8 @@ def measure(model: str, hardware: str, server: dict[str, Any], folder: Path) -> 
 
 
 def _furthest(left: list[Any], right: list[Any]) -> float:
-    return max(abs(a - b) for x, y in zip(left, right, strict=True) for a, b in zip(x, y, strict=True))
+    pairs = zip(left, right, strict=True)
+    return max(abs(float(a) - float(b)) for x, y in pairs for a, b in zip(x, y, strict=True))
 
 
 def main() -> int:
