@@ -93,6 +93,14 @@ def phases() -> dashboard.Dashboard:
                 width=12,
             )
         )
+        .with_panel(
+            lines(
+                "Rollout workers",
+                "short",
+                (newest("job_id, which", "syncline_pool_workers"), "{{which}} {{job_id}}"),
+                says="How many are wanted, come and leave, between the bounds that the spec states.",
+            )
+        )
     )
 
 
