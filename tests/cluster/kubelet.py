@@ -4,8 +4,8 @@ What it keeps of a kubelet's promises: the container's command line and environm
 and ConfigMaps), startup, liveness and readiness probes over real HTTP, restarts with back-off, statuses, SIGTERM to
 the first process and SIGKILL to all of the container after the grace, deletion only once everything has ended. What
 stands in for a machine's isolation: each pod has its own loopback address, mount paths in arguments and environment
-are rewritten to folders of this machine, and names of Services to addresses (`service_addresses.py`). Images are not run; their
-names are kept.
+are rewritten to folders of this machine, and names of Services to addresses (`service_addresses.py`). Images are not
+run; their names are kept.
 """
 
 from __future__ import annotations
