@@ -1,4 +1,4 @@
-"""A simulated disjoint job whose pool of workers the real policy scales: `sim_world.World` with `scheduler.scaling`.
+"""A simulated disjoint job whose pool the real policy scales: `python bench/sim_scaling.py` prints runs of it.
 
 The policy decides from the same facts as in a service: how long the trainer waited for each batch, and how long workers
 ran requests meanwhile. A worker that comes takes time to start and then stages the newest version; one that leaves ends
@@ -7,17 +7,20 @@ what it runs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
 
+import msgspec
 from msgspec.structs import replace
-from sim_cases import Case
+from sim_cases import Case, Fleet
 from sim_workers import Group, Running, Worker
 from sim_world import World
 
 from syncline.contract import events as e
 from syncline.scheduler import machine, stages
 from syncline.scheduler.saved import Size
-from syncline.scheduler.scaling import Share, decide
+from syncline.scheduler.scaling import Share, decide, turns
 from syncline.sync import state as s
 
 
@@ -49,7 +52,7 @@ class Scaling(World):
             if known is None or (not known.alive and known.life < 0):
                 life = 0 if known is None else -known.life
                 self.workers[name] = Worker(name, self.case.slots, 1.0, alive=False, life=life)
-                self.after(self._start, lambda worker=self.workers[name]: self._back(worker))  # type: ignore[misc]
+                self.after(self._start, partial(self._back, self.workers[name]))
 
     def _worker_turned(self, worker: Worker, life: int, order: machine.Order) -> None:
         super()._worker_turned(worker, life, order)
@@ -103,3 +106,62 @@ class Scaling(World):
             self.sizes.append(Size(update=self.minted, workers=wanted))
             self.shares = []
             self.tell(e.ScaleTo(workers=wanted, why="policy"))
+
+
+SMALL = Case(
+    name="small",
+    source="none: made up",
+    assumed="all of it: sampling takes some 85 worker-seconds an update, training 20 s",
+    groups=16,
+    members=4,
+    median=1000,
+    sigma=0.3,
+    longest=4000,
+    token=0.02,
+    slots=16,
+    fleets={"disjoint": Fleet(workers=2, train=20.0, publish=1.0, stage=2.0, commit=0.1)},
+    max_lag=2,
+)
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """A run. `step`: seconds of an update, the mean of the last 40."""
+
+    name: str
+    sizes: list[Size]
+    step: float
+    turns: int
+    largest_lag: int
+    updates: int
+
+
+def told(name: str, updates: int, bounds: tuple[int, int], slower: int, workers: int = 2) -> Told:
+    """A run of `SMALL` whose training takes 20 s, and from update `slower` on three times as long."""
+    fleet = replace(SMALL.fleets["disjoint"], workers=workers)
+    case = replace(SMALL, fleets={"disjoint": fleet})
+    run = Scaling(case, updates, bounds, lambda update: 20.0 if update < slower else 60.0, start=40.0)
+    run.run()
+    last = run.mints[-41:]
+    return Told(
+        name=name,
+        sizes=run.sizes,
+        step=(last[-1] - last[0]) / (len(last) - 1),
+        turns=turns(run.sizes),
+        largest_lag=max(run.lags),
+        updates=len(run.mints) - 1,
+    )
+
+
+def main() -> None:
+    """The runs of docs/scale.md, as JSON."""
+    runs = (
+        told("2 workers", 80, (2, 2), 80),
+        told("5 workers", 80, (5, 5), 80, workers=5),
+        told("1 to 8 workers", 80, (1, 8), 80),
+        told("1 to 8 workers, slower training from update 60", 160, (1, 8), 60),
+    )
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

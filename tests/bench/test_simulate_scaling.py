@@ -2,60 +2,48 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+import pytest
 
-from sim_cases import Case, Fleet
-from sim_scaling import Scaling
+from syncline.scheduler.scaling import STARVED
 
-from syncline.scheduler.scaling import STARVED, turns
-
-CASE = Case(
-    name="small",
-    source="none: made up",
-    assumed="all of it",
-    groups=16,
-    members=4,
-    median=1000,
-    sigma=0.3,
-    longest=4000,
-    token=0.02,
-    slots=16,
-    fleets={"disjoint": Fleet(workers=2, train=20.0, publish=1.0, stage=2.0, commit=0.1)},
-    max_lag=2,
-)
-"""Sampling takes about 85 worker-seconds an update: some 4 workers keep a trainer of 20 s at work."""
+SCRIPT = Path(__file__).parents[2] / "bench" / "sim_scaling.py"
 
 
-def steps(run: Scaling, since: int = 0) -> float:
-    """Mean seconds of an update."""
-    mints = run.mints[since:]
-    return (mints[-1] - mints[0]) / (len(mints) - 1)
+@pytest.fixture(scope="module")
+def runs() -> dict[str, dict[str, Any]]:
+    """What the script says of each of its runs, by name."""
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    return {run["name"]: run for run in json.loads(done.stdout)}
 
 
-def test_a_starved_trainer_gets_workers_and_a_saturated_one_gives_them_back() -> None:
+def test_a_starved_trainer_gets_workers_and_a_saturated_one_gives_them_back(
+    runs: dict[str, dict[str, Any]],
+) -> None:
     """Training takes 20 s, and from update 60 on three times as long."""
-    run = Scaling(CASE, 160, (1, 8), lambda update: 20.0 if update < 60 else 60.0, start=40.0)
-    run.run()
-    grown = max(size.workers for size in run.sizes)
-    assert [size.workers for size in run.sizes[: grown - 1]] == list(range(2, grown + 1)), run.sizes
-    assert grown in (4, 5, 6), run.sizes
-    assert run.sizes[-1].workers in (2, 3), run.sizes
-    assert turns(run.sizes) == 1, "it turns once, as the load did"
-    assert max(run.lags) <= CASE.max_lag
-    assert len(run.mints) == 161
+    run = runs["1 to 8 workers, slower training from update 60"]
+    sizes = [size["workers"] for size in run["sizes"]]
+    grown = max(sizes)
+    assert sizes[: grown - 1] == list(range(2, grown + 1)), sizes
+    assert grown in (4, 5, 6), sizes
+    assert sizes[-1] in (2, 3), sizes
+    assert run["turns"] == 1, "it turns once, as the load did"
+    assert run["largest_lag"] <= 2
+    assert run["updates"] == 160
 
 
-def test_scaling_pays() -> None:
+def test_scaling_pays(runs: dict[str, dict[str, Any]]) -> None:
     """Against the two workers that it began with."""
-    scaled = Scaling(CASE, 80, (1, 8), lambda update: 20.0, start=40.0)
-    fixed = Scaling(CASE, 80, (2, 2), lambda update: 20.0, start=40.0)
-    scaled.run()
-    fixed.run()
-    assert fixed.sizes == fixed.sizes[:1]
-    assert steps(scaled, since=40) < 0.7 * steps(fixed, since=40)
-    assert steps(scaled, since=40) < 20 / (1 - STARVED), (
-        "what is left of waiting is less than calls for another"
+    scaled, fixed = runs["1 to 8 workers"], runs["2 workers"]
+    assert len(fixed["sizes"]) == 1
+    assert scaled["turns"] == 0
+    assert scaled["step"] < 0.7 * fixed["step"]
+    assert scaled["step"] < 20 / (1 - STARVED), (
+        "what is left of waiting is less than calls for another worker"
     )
