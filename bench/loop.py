@@ -2,8 +2,8 @@
 
 Progress goes to stderr, a table to stdout, and with `--json` everything to a file that later runs can be compared
 with. Parts: `engine.py`, `stream_cost.py`, `quantizers.py`, `delta.py`, `activation.py`, `run_figures.py`,
-`conversion.py`, `growth.py`, `gateway_growth.py`, and in the full form `queue_peers.py`, `tracing_cost.py`,
-`idle.py`, `schedules.py`; each runs alone too.
+`conversion.py`, `growth.py`, `gateway_growth.py`, and in the full form `trl_step.py`, `trl_peer.py`,
+`queue_peers.py`, `tracing_cost.py`, `idle.py`, `schedules.py`; each runs alone too.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ import stream_cost
 import torch
 import tracing_cost
 import train_step
+import trl_peer
+import trl_step
 from rows import KINDS, Row, document, machine, note, table
 
 SHORT_CASES = (("tiny-moe", run_figures.SWITCHING),)
@@ -83,6 +85,8 @@ def measure(updates: int, short: bool) -> list[Row]:
     return [
         *engine.measure(requests=64, repetitions=3),
         *train_step.measure(repetitions=2),
+        *trl_step.measure(repetitions=2),
+        *trl_peer.measure(trl_peer.CASES[:1], seeds=2),
         *stream_cost.measure(count=2048, repetitions=3),
         *quantizers.measure(size=4096, repetitions=5),
         *delta.measure(delta.RECIPES, (1e-6,), wider=4, updates=5, repetitions=3),

@@ -58,7 +58,7 @@ class Case(msgspec.Struct, frozen=True):
 
 CASES = (
     Case("quickstart", "tiny-moe", 6, 6, 60),
-    Case("long", "tiny-moe", 64, 96, 60),
+    Case("deep", "tiny-moe", 64, 96, 30, goal=0.3, shape={"num_hidden_layers": 8}),
 )
 
 
@@ -182,6 +182,7 @@ def spec(case: Case, mode: str, seed: int) -> dict[str, Any]:
     given["schedule"] = {"mode": mode, "updates": case.steps, "max_lag": 1}
     given["checkpoint"]["every"] = case.steps
     given["seeds"] = {"model": seed, "data": seed, "sampling": seed}
+    given["rollout"]["workers"] = 1  # beside the trainer, on two cores
     return dict(given)
 
 
@@ -257,12 +258,15 @@ if __name__ == "__main__":
     )
     parser.add_argument("--case", choices=[case.name for case in CASES], help="this case alone")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, help="so many steps, though none may reach the goal")
     parser.add_argument("--mode", choices=("colocated", "disjoint"), default="disjoint")
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="of TRL's process; several: each")
     parser.add_argument("--peers", type=Path, default=PEERS, help="the peers' environment")
     parser.add_argument("--json", type=Path, help="write all rows there")
     asked = parser.parse_args()
     chosen = [case for case in CASES if asked.case in (None, case.name)]
+    if asked.steps is not None:
+        chosen = [msgspec.structs.replace(case, steps=asked.steps) for case in chosen]
     found = measure(chosen, asked.seeds, asked.mode, asked.threads, asked.peers)
     print(table(found))
     if asked.json is not None:

@@ -71,6 +71,11 @@ def test_without_their_environment_the_peers_are_left_out(tmp_path: Path) -> Non
     }
 
 
+def test_without_their_environment_trl_is_left_out(tmp_path: Path) -> None:
+    """No row of a race that was not run."""
+    assert rows(tmp_path, "trl_peer", "--peers", str(tmp_path / "none")) == {}
+
+
 def test_with_tracing_switched_off_messages_still_carry_a_trace_context(tmp_path: Path) -> None:
     """OpenTelemetry's own switch, which the bench uses: no span is kept, and nobody stumbles over ids of zeros."""
     code = """
