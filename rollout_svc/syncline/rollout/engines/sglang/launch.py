@@ -31,7 +31,9 @@ START = 300.0  # seconds a server may take until it answers
 _CPU = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     # an idle scheduler would otherwise keep a core busy with looking for requests
-    *("--mem-fraction-static", "0.1", "--max-total-tokens", "16384", "--sleep-on-idle"),
+    *("--max-total-tokens", "16384", "--sleep-on-idle"),
+    # of the machine's free memory, which others take from while the server starts; the tokens bound what it takes
+    *("--mem-fraction-static", "0.5"),
 )
 _ON_CPU = ("fp8_block", "mxfp8")
 
