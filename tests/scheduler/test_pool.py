@@ -13,7 +13,7 @@ from syncline.contract.job_rules import problems
 from syncline.contract.version_path import VersionId
 from syncline.scheduler import pool
 from syncline.scheduler.launch.launcher import Observed, ProcessView
-from syncline.scheduler.machine import begin, fold, step
+from syncline.scheduler.machine import Order, begin, fold, step
 from syncline.scheduler.placement import COMMANDS, place
 from syncline.scheduler.saved import Size, Watch
 from syncline.scheduler.stages import State, kept, leaving
@@ -52,7 +52,9 @@ def seen(*workers: str) -> Observed:
 def test_the_order_says_how_many_there_are_and_the_highest_end_first() -> None:
     state = flowing()
     state, commands = step(state, e.ScaleTo(workers=1, why="request"))
-    assert [(command.seq, command.workers, command.phase) for command in commands] == [(state.seq, 1, "flow")]
+    (order,) = commands
+    assert isinstance(order, Order)
+    assert (order.seq, order.workers, order.phase) == (state.seq, 1, "flow")
     assert names(state) == ["w0", "w1", "w2"]
     state, _ = step(state, e.Emptied(who="w1", seq=state.seq))
     assert names(state) == ["w0", "w1", "w2"], "a pool of pods has no gaps"
