@@ -134,8 +134,8 @@ class Bus(Commands):
         found: dict[str, Entry] = {}
         for first in range(0, len(ids), AT_ONCE):
             asked = [("XRANGE", key, id, id) for id in ids[first : first + AT_ONCE]]
-            for rows in self.many(asked):
-                found |= {entry.id: entry for entry in entries_of(key, rows)[0]}
+            rows = [row for reply in self.many(asked) for row in reply]
+            found |= {entry.id: entry for entry in entries_of(key, rows)[0]}
         return found
 
     def ping(self) -> bool:
@@ -156,7 +156,11 @@ class Bus(Commands):
 
     def _on_connect(self, connection: Any) -> None:
         self._connected += 1
-        connection.on_connect()
+        try:
+            connection.on_connect()
+        except BaseException:
+            connection.disconnect()  # the pool would take it back half made, and give it to the next caller
+            raise
 
     def require_safe_server(self) -> None:
         """Raises `UnsafeServer` if the server may evict keys, or is older than 7.0."""

@@ -66,13 +66,13 @@ class Intake:
         key = TRAJECTORIES.at(self._job)
         entries = self._ledger.entries(claim.trajectories)
         found = self._bus.entries_at(key, [entry.stream_id for entry in entries.values() if entry.stream_id])
+        self.cursor = max([self.cursor, *found], key=_order)
         for trajectory in claim.trajectories:
             entry = entries[trajectory]
             raw = found.get(entry.stream_id or "")
             if raw is None:
                 lost[trajectory] = f"its record {entry.stream_id} is gone from the stream"
                 continue
-            self.cursor = max(self.cursor, raw.id, key=_order)
             try:
                 records[trajectory] = self._checked(raw, trajectory, entry.attempt)
             except BadTrajectory as error:
