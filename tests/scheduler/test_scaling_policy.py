@@ -17,7 +17,7 @@ from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import Bus, pack
 from syncline.scheduler.machine import begin, fold
 from syncline.scheduler.saved import Size, Watch
-from syncline.scheduler.scaling import COOL, STEADY, Scaler, Share, busy_share, decide, turns
+from syncline.scheduler.scaling import COOL, STEADY, Scaler, Share, busy_share, decide, rested, turns
 
 parts = st.floats(0, 1)
 measured = st.lists(st.builds(Share, waited=parts, busy=parts), max_size=8)
@@ -213,6 +213,17 @@ def test_nothing_is_wished_for_while_something_is_under_way(
     else:
         told.state = fold(told.state, [unsettled])
     assert told.update(0.4, 1.0) is None
+
+
+def test_the_mode_s_policy_rests_after_a_change_of_the_pool_and_the_pool_s_while_the_mode_changes(
+    redis_url: str, job: str
+) -> None:
+    assert rested(Watch(), 0)
+    changed = Watch(sizes=[Size(update=10, workers=3)])
+    assert [rested(changed, 10 + passed) for passed in (0, COOL - 1, COOL)] == [False, False, True]
+    told = Told(redis_url, job)
+    told.state = fold(told.state, [e.SwitchTo(mode="colocated", why="policy")])
+    assert [told.update(0.4, 1.0) for _ in range(2 * STEADY)] == [None] * 2 * STEADY
 
 
 def test_nobody_is_asked_where_nothing_may_change(redis_url: str, job: str) -> None:

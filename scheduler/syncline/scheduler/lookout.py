@@ -130,8 +130,8 @@ class Lookout:
     def _by_policy(self, state: State, watch: Watch) -> list[e.Event]:
         """What was measured asks for: another mode, or another number of workers. Only one of both acts at a time."""
         assert state.minted is not None
-        resized = watch.sizes[-1].update if watch.sizes else -scaling.COOL
-        if state.minted.number - resized >= scaling.COOL and (mode := self.policy.wish(state)) is not None:
+        mode = self.policy.wish(state) if scaling.rested(watch, state.minted.number) else None
+        if mode is not None:
             return [e.SwitchTo(mode=mode, why="policy")]
         workers = self._scaler.wish(state, watch)
         return [] if workers is None else [e.ScaleTo(workers=workers, why="policy")]

@@ -68,6 +68,11 @@ def turns(sizes: Sequence[Size]) -> int:
     return sum((one > 0) != (next_ > 0) for one, next_ in pairwise(steps))
 
 
+def rested(watch: Watch, update: int) -> bool:
+    """Whether the pool was left alone for so long that what an update takes may be compared between modes."""
+    return not watch.sizes or update - watch.sizes[-1].update >= COOL
+
+
 def settled(state: State, watch: Watch) -> bool:
     """Whether nothing is under way that would be measured with the rest: a switch, a pause, somebody missing."""
     steady = state.stage == "flow" and state.wanted == state.mode and not state.paused
