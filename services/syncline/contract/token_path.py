@@ -273,7 +273,7 @@ _HEADER_FIELDS = _Header.__struct_fields__
 
 
 def encode(trajectory: Trajectory) -> dict[bytes, bytes]:
-    """Stream fields of a checked trajectory: msgpack header `h`, raw little-endian arrays `t`, `l`, `m`, `x`."""
+    """Stream fields of a checked record: msgpack header `h`, raw little-endian arrays `t`, `l`, `m`, `x`, `k`, `i`."""
     check(trajectory)
     whole = msgspec.structs.asdict(trajectory)
     fields = {
