@@ -6,7 +6,9 @@ of a job that has had one thousand, on a server of its own: what else the machin
 such pair. Records have 1 KB, so that the run is about counts and not about bytes. What the scheduler forgets in a real
 job, how groups ended, is forgotten here too, and not charged.
 
-A million takes some 8 minutes of CPU, 1 GB of memory and up to 2 GB of disk.
+A million takes some 8 minutes of CPU, 1 GB of memory and up to 2 GB of disk. With `--sown` the trajectories before a
+mark are not led through but sown: all that a job keeps of one that was trained, its line and the sums, is written as it
+is. That takes a minute.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ import msgspec
 from rows import Row, Say, document, machine, note, table
 from server import cpu_seconds, own_server
 from stream_cost import WHOLE
-from stream_stages import BATCH, Part
+from stream_stages import BATCH, GROUP, Part
 
-from syncline.contract.streams import GROUP_ROLLOUT, OUTCOMES, WORK
+from syncline.contract.streams import COUNTS, ENTRIES, GROUP_ROLLOUT, OUTCOMES, WORK
 from syncline.runtime.bus import Bus
+from syncline.runtime.ledger_shapes import Line
 
 COMMAND = "python bench/growth.py"
 SIZE = 1024
 FIRST = 1000  # trajectories of the job that others are compared with
 WINDOW = 16 * BATCH  # trajectories that one measurement covers, in flight at a time
 PAIRS = 15
+SOWN = 64 * BATCH  # trajectories that are sown at a time
 TOLD = 100_000  # trajectories between two words of progress
 
 
@@ -59,10 +63,34 @@ class Job:
             self.done += part.count
         return used / max(1, count)
 
+    def sow(self, count: int) -> None:
+        """The next ones, as they are in the ledger once they were trained.
 
-def measure(until: int, pairs: int = PAIRS) -> list[Row]:
+        Each is read once: a table that has grown moves its entries step by step as it is used, and a trajectory that is
+        led through uses it ten times.
+        """
+        end = self.done + count
+        while self.done < end:
+            some = range(self.done, min(self.done + SOWN, end))
+            flat: list[str | bytes] = []
+            for i in some:
+                group, index = divmod(i, GROUP)
+                update = i // BATCH
+                line = Line(
+                    "trained", 1, "w0", update, 0, group, index, group, update + 1, "", "", "", "scored", "", 16
+                )  # fmt: skip
+                flat += [f"{self._job}-{group}-{index}", msgspec.msgpack.encode(line)]
+            self._bus.call("HSET", ENTRIES.at(self._job), *flat)
+            self._bus.call("HMGET", ENTRIES.at(self._job), *flat[::2])
+            self._bus.many(
+                [("HINCRBY", COUNTS.at(self._job), name, len(some)) for name in ("submitted", "trained")]
+            )
+            self.done += len(some)
+
+
+def measure(until: int, pairs: int = PAIRS, sown: bool = False) -> list[Row]:
     """Rows of this part, for each power of ten from 1,000 to `until`."""
-    say = Say("growth", COMMAND)
+    say = Say("growth", f"{COMMAND} --sown" if sown else COMMAND)
     marks = [mark for exponent in range(3, 10) if (mark := 10**exponent) <= until]
     with ExitStack() as stack:
         urls = [stack.enter_context(own_server()) for _ in range(2)]
@@ -73,9 +101,11 @@ def measure(until: int, pairs: int = PAIRS) -> list[Row]:
         Job(urls[0], ours).lead(BATCH)  # scripts are loaded, pools are warm
         Job(urls[1], other).lead(BATCH)
         for mark in marks:
-            job.lead(max(0, _whole(mark) - job.done))
+            note(f"growth: to {mark:,}")
+            before = job.sow if sown else job.lead
+            before(max(0, _whole(mark) - job.done))
             costs = [_pair(job, urls[1], other) for _ in range(pairs)]
-            case = f"{mark:,} trajectories in a job"
+            case = f"{mark:,} trajectories in a job{', sown' if sown else ''}"
             ratios = [large / small for large, small in costs]
             say.ratio(case, "CPU per trajectory over that of a small job", ratios, f"itself at {FIRST:,}")
             say.time(case, "CPU per trajectory, whole way", [large * 1e6 for large, _ in costs], "us")
@@ -112,12 +142,16 @@ if __name__ == "__main__":
     parser.add_argument(
         "--until", type=int, default=100_000, help="trajectories in the end (default: 100,000)"
     )
+    parser.add_argument("--sown", action="store_true", help="write what is before a mark into the ledger")
+    parser.add_argument(
+        "--pairs", type=int, default=PAIRS, help=f"of windows, at each mark (default: {PAIRS})"
+    )
     parser.add_argument("--json", type=Path, help="write the rows and the machine's facts there")
     given = parser.parse_args()
     if given.until < 1000:
         parser.error(f"--until {given.until}: at least 1000")
     facts, started = machine(), time.monotonic()
-    rows = measure(given.until)
+    rows = measure(given.until, given.pairs, given.sown)
     print(table(rows))
     if given.json is not None:
         told = document(rows, facts, given.until < 1_000_000, time.monotonic() - started)
