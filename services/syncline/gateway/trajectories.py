@@ -35,7 +35,7 @@ router = APIRouter(
     prefix="/v1/jobs/{job}/trajectories", tags=["trajectories"], dependencies=[Depends(only_known_parameters)]
 )
 
-MOST_EXAMINED = 8192  # ledger lines that one page may look at
+MOST_EXAMINED = 4096  # ledger lines that one page may look at
 _WIDE = 2**31 - 1
 
 Tid = Annotated[
