@@ -71,7 +71,9 @@ VERSION_PATH: tuple[Hop, ...] = (MINTED, CONVERTED, PUBLISHED, STAGED, VERIFIED,
 """Every hop of one version, in order. `staged`, `verified` and `active` occur once per worker."""
 
 
-class VersionId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class VersionId(
+    msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """`(epoch, number)`, ordered lexicographically."""
 
     epoch: int
