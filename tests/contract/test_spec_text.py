@@ -184,7 +184,10 @@ def test_problems_beyond_fifty_are_counted() -> None:
         ({"sampling": {"top_k": 5}, "loss": {"kind": "gspo"}}, "sampling.top_k"),
         ({"sampling": {"record_mask": True}}, "sampling.record_mask"),
         ({"sampling": {"record_mask": True, "top_k": 1}}, "sampling.top_k"),
-        ({"sampling": {"record_mask": True, "top_p": 0.9}, "rollout": {"engine": "sglang"}}, "sampling.top_k"),
+        (
+            {"sampling": {"record_mask": True, "top_p": 0.9}, "rollout": {"engine": "sglang"}},
+            "sampling.top_k",
+        ),
         (
             {"sampling": {"record_mask": True, "top_k": 4097}, "rollout": {"engine": "sglang"}},
             "sampling.top_k",

@@ -34,7 +34,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_token: str | None = (
         None  # bearer token that reads /metrics and nothing else; not handed on either
     )
-    worker_start: float | None = None  # seconds, for specs without limits.worker_start; None: as the spec's key says
+    worker_start: float | None = (
+        None  # seconds, for specs without limits.worker_start; None: as the spec's key says
+    )
     tokens: Path | None = None  # digests of the tenants' tokens; None: `tokens.json` in the run root
     tls_cert: Path | None = None  # certificate chain of the gateway; None: it speaks plain HTTP
     tls_key: Path | None = None  # the certificate's private key
