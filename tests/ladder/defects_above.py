@@ -16,7 +16,7 @@ from syncline.contract.job import JobSpec
 from syncline.contract.precision import Gemm
 from syncline.numerics import linear
 from syncline.reference import low_bit
-from syncline.rollout.engines import batching, rows, slots, weights
+from syncline.rollout.engines import batching, rows, slots, states, weights
 from syncline.trainer import batch
 from syncline.trainer.engines import state
 
@@ -31,7 +31,7 @@ def _state_of(kind: str, change: Callable[[Tensor], Tensor]) -> Broken:
             if key[0] == kind:
                 buffer[to] = change(buffer[to])
 
-    return around(slots.StateLayer, "place", placed)
+    return around(states.StateLayer, "place", placed)
 
 
 def _repeated_key(original: Callable[..., None], self: Any, to: Tensor, source: Any, index: Tensor) -> None:

@@ -26,7 +26,7 @@ from syncline.lab.pair import JOB, samples
 from syncline.rollout.engines.batching import Batch
 from syncline.rollout.engines.kv import decode, parts, stored_of
 from syncline.rollout.engines.reference import ReferenceEngine
-from syncline.rollout.engines.slots import StateLayer
+from syncline.rollout.engines.states import StateLayer
 from syncline.trainer.engines.torch import TorchEngine
 
 STEPS = 8
