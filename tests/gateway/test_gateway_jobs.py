@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from left_behind import metrics
 from serving import SPEC, Server, problem
 
-from syncline.contract.events import Phase, Request, Wait
+from syncline.contract.events import Phase, Pool, Request, Wait
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import EVALUATIONS, JOB, METRICS, PHASE, REQUESTS, Key
 from syncline.runtime.bus import pack, unpack
@@ -197,11 +198,56 @@ def test_a_switch_that_cannot_work_is_refused(server: Server) -> None:
     assert body["errors"][0]["path"] == "schedule.max_lag"
 
 
+POOL = {"rollout": {"workers": 2, "workers_most": 4}, "schedule": {"mode": "disjoint"}}
+
+
+def test_a_request_for_workers_reaches_the_scheduler(server: Server) -> None:
+    job = server.submit(**POOL)
+    answer = server.http.post(f"/v1/jobs/{job}/workers", json={"workers": 4})
+    assert (answer.status_code, answer.json()["verb"]) == (202, "scale")
+    asked = [unpack(entry, Request) for entry in server.bus.range(REQUESTS.at())]
+    assert [one.workers for one in asked if one.job == job and one.verb == "scale"] == [4]
+    pool = Pool(workers=2, least=2, most=4, coming=("w1",), leaving=("w2",), why="policy")
+    server.bus.hset(JOB.at(job), "pool", msgspec.json.encode(pool).decode())
+    assert server.http.get(f"/v1/jobs/{job}").json()["pool"] == json.loads(msgspec.json.encode(pool))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b'{"workers": 0}', b'{"workers": 2.5}', b'{"workers": "3"}', b'{"workers": 3, "x": 1}'],
+)
+def test_a_request_for_no_number_of_workers_is_refused(server: Server, body: bytes) -> None:
+    job = server.submit(**POOL)
+    problem(server.http.post(f"/v1/jobs/{job}/workers", content=body), 422)
+    assert verbs(server, job) == [("submit", None)]
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+def test_a_number_beyond_the_bounds_is_refused_with_both(server: Server, workers: int) -> None:
+    job = server.submit(**POOL)
+    told = problem(server.http.post(f"/v1/jobs/{job}/workers", json={"workers": workers}), 422)
+    assert f"{workers} is not between 2 (least) and 4 (most)" in told["detail"]
+    assert "rollout.workers_most" in told["errors"][0]["hint"]
+    assert verbs(server, job) == [("submit", None)]
+
+
+def test_a_pool_that_cannot_change_now_says_why(server: Server) -> None:
+    job = server.submit(**POOL | {"schedule": {"mode": "colocated"}})
+    told = problem(server.http.post(f"/v1/jobs/{job}/workers", json={"workers": 3}), 409)
+    assert "colocated" in told["detail"]
+    pool = Pool(workers=2, least=2, most=4, fixed="a gang is admitted whole")
+    server.bus.hset(JOB.at(job), "pool", msgspec.json.encode(pool).decode())
+    told = problem(server.http.post(f"/v1/jobs/{job}/workers", json={"workers": 3}), 409)
+    assert "a gang is admitted whole" in told["detail"]
+    assert verbs(server, job) == [("submit", None)]
+
+
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
 def test_nothing_is_asked_of_an_ended_job(server: Server, state: str) -> None:
     job = server.submit()
     server.set_state(job, state)
-    for verb, body in [("cancel", None), ("pause", None), ("resume", None), ("mode", {"mode": "disjoint"})]:
+    asked = [("cancel", None), ("pause", None), ("resume", None)]
+    for verb, body in [*asked, ("mode", {"mode": "disjoint"}), ("workers", {"workers": 2})]:
         told = problem(server.http.post(f"/v1/jobs/{job}/{verb}", json=body), 409)
         assert told["state"] == state
     assert verbs(server, job) == [("submit", None)]
