@@ -42,7 +42,12 @@ def test_who_leaves_keeps_what_has_begun_and_others_take_the_rest_at_once(
         other.take(16)
         assert len(other.waiting) == 4, "a look that is due"
         other.hand_back(begun=False)
-        wait_until(lambda: other.take(16, soon=True) or other.waiting, 10, "a look before that is due")
+
+        def looked() -> bool:
+            other.take(16, soon=True)
+            return bool(other.waiting)
+
+        wait_until(looked, 10, "a look before that is due")
         assert {held.attempt for held in other.waiting} == {3}
         assert not set(other.held) & set(intake.held)
 
