@@ -118,7 +118,9 @@ def test_what_is_open_is_listed_from_the_open_groups(server: Server) -> None:
     for state, groups in (("buffered", (0, 2, 3)), ("running", (4, 5, 6)), ("expired", (1,))):
         found, after = [], None
         while True:
-            params: dict[str, str | int] = {"state": state, "limit": 3} | ({"after": after} if after else {})
+            params: dict[str, str | int] = {"state": state, "limit": 3}
+            if after:
+                params["after"] = after
             page = server.http.get(path, params=params).json()
             found += [item["trajectory"] for item in page["items"]]
             after = page["next"]
