@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from syncline.contract.precision import PrecisionContract
 from syncline.contract.recipes import RECIPES
 from syncline.contract.sglang_spec import Update
 from syncline.rollout.engine import CommitPolicy
+from syncline.rollout.engines.sglang.client import ServerGone
 from syncline.rollout.engines.sglang.engine import SGLangEngine
 from syncline.rollout.engines.sglang.launch import ServerProcess
 from syncline.rollout.engines.sglang.loader import Loader
@@ -61,13 +63,13 @@ class Fleet:
         return engine
 
     def after_test(self) -> None:
-        """Requests of the test end, and servers run at full speed again."""
+        """Requests of the test end, and servers that it had run at full speed again."""
         for engine in self._engines:
             engine.close()
+            if engine.process.alive:
+                with contextlib.suppress(ServerGone):  # it starts anew, at full speed
+                    engine.process.server.slow_down(None)
         self._engines = []
-        for server in self._servers.values():
-            if server.alive and server.server.ready():
-                server.server.slow_down(None)
 
     def stop(self) -> None:
         for server in self._servers.values():
