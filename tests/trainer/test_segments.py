@@ -6,6 +6,8 @@ from array import array
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from trainer_records import reward, trajectory
 
@@ -118,3 +120,13 @@ def test_a_record_that_does_not_add_up_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(BadTrajectory, match="log-probs"):
         segments.write(tmp_path, msgspec.structs.replace(whole, members=(broken,)))
     assert segments.updates(tmp_path) == []
+
+
+def test_text_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    path = segments.write(tmp_path, segment())
+    table = pq.read_table(path, partitioning=None)
+    bent = pa.array([b"\x80"] * table.num_rows, pa.binary()).view(pa.string())
+    pq.write_table(table.set_column(table.schema.get_field_index("trajectory"), "trajectory", bent), path)
+    for read in (segments.read, segments.members, segments.sampled_counts):
+        with pytest.raises(segments.BadSegment, match=path.name):
+            read(path)

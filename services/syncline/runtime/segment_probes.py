@@ -75,6 +75,7 @@ def read_probes(path: Path, trajectory: str | None = None) -> list[ProbedToken]:
     only = None if trajectory is None else [("trajectory", "=", trajectory)]
     try:
         table = pq.read_table(path, filters=only, partitioning=None)
+        table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise BadSegment(f"{path}: {error}") from None
     if table.schema.names != SCHEMA.names:

@@ -279,14 +279,19 @@ def _bytes(table: pa.Table) -> memoryview:
 
 
 def _table(path: Path, only: tuple[str, str, str] | None) -> pa.Table:
-    try:
-        return pq.read_table(path, filters=None if only is None else [only], partitioning=None)
-    except (pa.ArrowException, OSError) as error:
-        raise BadSegment(f"{path}: {error}") from None
+    return _read(path, filters=None if only is None else [only])
 
 
 def _columns(path: Path, names: Sequence[str]) -> pa.Table:
+    return _read(path, columns=list(names))
+
+
+def _read(path: Path, **how: Any) -> pa.Table:
     try:
-        return pq.read_table(path, columns=list(names), partitioning=None)
+        table = pq.read_table(path, partitioning=None, **how)
+        table.validate(
+            full=True
+        )  # a reader takes bytes for text, and lengths for true, without a look at them
     except (pa.ArrowException, OSError) as error:
         raise BadSegment(f"{path}: {error}") from None
+    return table
