@@ -115,7 +115,7 @@ REQUESTS = (
         5,
         "bf16",
         "tiny-dense",
-        around(batching.Batch, "_seen", lambda original, self, n: None),
+        around(batching.Batch, "_starts", lambda original, self, n: np.zeros(n, np.int64)),
     ),
 )
 

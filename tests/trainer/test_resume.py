@@ -71,8 +71,8 @@ def check(world: World, epoch: int, expected: str) -> None:
 
 
 POINTS: dict[str, tuple[Any, str, int, bool]] = {
-    "before the segment": (segments, "write", 3, False),
-    "after the segment": (segments, "write", 3, True),
+    "before the segment": (segments, "write_new", 3, False),
+    "after the segment": (segments, "write_new", 3, True),
     "before the ledger knows": (Ledger, "trained", 3, False),
     "after the ledger knows": (Ledger, "trained", 3, True),
     "after the export": (TorchEngine, "export", 4, True),

@@ -18,6 +18,7 @@ from syncline.runtime.messages import Value
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
+_PLAIN = (str, bytes)
 _AT_ONCE = 1000  # pieces of one call; the system takes 1024
 
 
@@ -52,4 +53,17 @@ def send(to: socket.socket, pieces: Sequence[bytes]) -> None:
 
 
 def _packed(command: Sequence[Value]) -> bytes:
-    return hiredis.pack_command(tuple(command))  # type: ignore[arg-type, no-any-return]  # its stub: tuples of one
+    # hiredis makes texts of numbers itself, and a signal handler that raises just then (Celery's time limit) ends the
+    # process: it goes on without the text
+    texts = tuple([one if one.__class__ in _PLAIN else _text(one) for one in command])
+    return hiredis.pack_command(texts)  # type: ignore[arg-type, no-any-return]  # its stub: tuples of one
+
+
+def _text(one: Value) -> bytes | str:
+    if isinstance(one, str | bytes):
+        return one
+    if isinstance(one, int | float):
+        return str(one)
+    raise TypeError(
+        f"an argument of a command is of {type(one).__name__}, and must be bytes, text or a number"
+    )
