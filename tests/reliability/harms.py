@@ -40,6 +40,7 @@ def of_state(job: Field, state: str) -> list[LedgerEntry]:
 def post_twice(job: Field, _: OwnRedis | None) -> bool:
     worker = job.workers[0]
     worker.posts = 2
+    worker.intake.ask_now()  # else what it asked a moment ago keeps it from beginning in this turn
     before = job.ledger.counts()["buffered"] + job.ledger.counts()["trained"]
     worker.turn(job.versions()[-1])
     worker.posts = 1
