@@ -27,6 +27,7 @@ from syncline.contract.sglang_rules import EXPERTS_ON_CPU, TP_ON_CPU
 from syncline.rollout.engines.sglang.client import Server, ServerGone
 
 SCRIPT = Path(__file__).parent / "cpu" / "serve.py"
+_PORTS = range(20_000, 32_000)  # below those that Linux gives away by itself
 START = 300.0  # seconds a server may take until it answers
 _CPU = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
@@ -221,8 +222,12 @@ class ServerProcess:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """One that nobody listens on, and that the system gives to nobody who asks for any: the server needs ten seconds
+    until it listens, and somebody else would hear its key."""
+    while True:
+        port = _PORTS.start + secrets.randbelow(len(_PORTS))
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
