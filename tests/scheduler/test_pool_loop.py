@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from installation import Installation
 from waiting import wait_until
 
@@ -17,20 +15,6 @@ from syncline.runtime.ledger import Ledger
 
 LONG = 100_000
 POOL = {"rollout": {"workers": 1, "workers_most": 3, "scaling": "request"}}
-
-
-@pytest.fixture(scope="module")
-def installation(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    made = Installation(redis_url, tmp_path_factory.mktemp("runs"))
-    made.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def here(installation: Installation) -> Iterator[Installation]:
-    yield installation
-    installation.end_jobs()
 
 
 def pool(here: Installation, job: str) -> dict[str, Any]:

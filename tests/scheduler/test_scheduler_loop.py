@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -18,21 +17,6 @@ from syncline.contract.job import JobSpec
 from syncline.contract.streams import EVENTS, JOB, JOBS, LOCK
 from syncline.contract.token_path import trajectory_id
 from syncline.runtime.ledger import Ledger
-
-
-@pytest.fixture(scope="module")
-def installation(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    made = Installation(redis_url, tmp_path_factory.mktemp("runs"))
-    made.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def here(installation: Installation) -> Iterator[Installation]:
-    """The module's installation; what the test submitted has ended afterwards."""
-    yield installation
-    installation.end_jobs()
 
 
 @pytest.mark.parametrize("mode", ["colocated", "disjoint"])

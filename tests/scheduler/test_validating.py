@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -14,21 +13,6 @@ from waiting import lives, wait_until
 
 from syncline.contract import events as e
 from syncline.runtime import validations
-
-
-@pytest.fixture(scope="module")
-def installation(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    made = Installation(redis_url, tmp_path_factory.mktemp("runs"))
-    made.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def here(installation: Installation) -> Iterator[Installation]:
-    """The module's installation; what the test submitted has ended afterwards."""
-    yield installation
-    installation.end_jobs()
 
 
 def climbs(here: Installation, job: str, does: str, wait: float = 60.0) -> psutil.Process:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from typing import Any
 
@@ -11,6 +9,7 @@ import anyio.to_thread
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from syncline.contract.spec_text import MAX_BYTES
+from syncline.gateway import bodies
 from syncline.gateway.admission import Admission, within_rights
 from syncline.gateway.audit import Audit
 from syncline.gateway.errors import Refusal, problem, redis_away
@@ -21,7 +20,7 @@ from syncline.runtime.tokens import NOBODY
 
 BODY_SECONDS = 30.0  # a body must be complete by then
 WHO = "syncline.who"  # where the request's scope says who asks
-LINGER_SECONDS = 5.0  # for the rest of a request that was turned away; it is read and dropped
+_NOT_READ = {400: "bad-request", 408: "request-timeout", 413: "body-too-large"}
 
 
 class Door:
@@ -62,24 +61,11 @@ class Door:
 
 async def _whole_body(scope: Scope, receive: Receive) -> bytes:
     """Raises `Refusal` 413, or 408 for a body that takes too long, or 400 for a client that left."""
-    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if declared.isdigit() and int(declared) > MAX_BYTES:
-        raise _too_large()
-    body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Refusal(400, "bad-request", "the client left")
-                body += message.get("body", b"")
-                if len(body) > MAX_BYTES:
-                    raise _too_large()
-                if not message.get("more_body", False):
-                    return bytes(body)
-    except TimeoutError:
-        detail = f"the body was not complete after {BODY_SECONDS:g} s"
-        raise Refusal(408, "request-timeout", detail, headers={"Connection": "close"}) from None
+        return await bodies.whole(scope, receive, MAX_BYTES, BODY_SECONDS)
+    except bodies.NotRead as error:
+        headers = None if error.status == 400 else {"Connection": "close"}
+        raise Refusal(error.status, _NOT_READ[error.status], str(error), headers=headers) from None
 
 
 async def _turn_away(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,16 +77,8 @@ async def _turn_away(refusal: Refusal, scope: Scope, receive: Receive, send: Sen
         await send(message)
 
     await problem(refusal)(scope, receive, unfinished)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_SECONDS):
-            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
-                pass
+    await bodies.dropped(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _too_large() -> Refusal:
-    detail = f"a body may have at most {MAX_BYTES} bytes"
-    return Refusal(413, "body-too-large", detail, headers={"Connection": "close"})
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -13,12 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from syncline.contract.job import Problem as SpecProblem
-from syncline.contract.spec_text import SpecError
+from syncline.contract.spec_text import SpecError, strict_json
 from syncline.contract.token_path import BadTrajectory
 from syncline.runtime.bus import BadMessage, BusDown
 from syncline.runtime.segments import BadSegment
 
 MEDIA_TYPE = "application/problem+json"
+Shape = TypeVar("Shape")
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,6 +57,15 @@ class Refusal(Exception):
         super().__init__(detail)
         self.status, self.kind, self.detail = status, kind, detail
         self.errors, self.state, self.headers = errors, state, headers
+
+
+def body_as(body: bytes, shape: type[Shape], path: str = "") -> Shape:
+    """`body`, strict JSON, as `shape`. Raises `Refusal` 422, at `path`, and `SpecError` for what is no JSON."""
+    try:
+        return msgspec.convert(strict_json(body), shape)
+    except msgspec.ValidationError as error:
+        fault = Fault(path=path, message=str(error))
+        raise Refusal(422, "body-refused", str(error), errors=(fault,)) from None
 
 
 def problem(refusal: Refusal) -> Response:

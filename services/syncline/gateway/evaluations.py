@@ -14,12 +14,12 @@ from syncline.contract.evaluation_spec import HELD_OUT, EvaluationSpec
 from syncline.contract.job import JobSpec
 from syncline.contract.job_rules import problems
 from syncline.contract.spec_problems import explain
-from syncline.contract.spec_text import SpecError, strict_json
+from syncline.contract.spec_text import SpecError
 from syncline.contract.version_path import VersionId
 from syncline.gateway import addresses
 from syncline.gateway.access import Here, TheJob, TheWho, only_known_parameters
 from syncline.gateway.answers import describe, reply
-from syncline.gateway.errors import Fault, Refusal
+from syncline.gateway.errors import Refusal, body_as
 from syncline.gateway.held_out import LATEST, check, pin, version_of
 from syncline.gateway.jobs import Body
 from syncline.gateway.records import JobRecord
@@ -119,11 +119,7 @@ def evaluations(record: TheJob) -> Response:
 )
 def evaluate(record: TheJob, here: Here, who: TheWho, body: Body) -> Response:
     """Queue an evaluation of a version. 409 if the job no longer has it."""
-    try:
-        asked = msgspec.convert(strict_json(body), Asked)
-    except msgspec.ValidationError as error:
-        fault = Fault(path="", message=str(error))
-        raise Refusal(422, "body-refused", str(error), errors=(fault,)) from None
+    asked = body_as(body, Asked)
     spec = spec_of(record, asked)
     addresses.check(who, spec)
     check(here, who, spec)

@@ -18,12 +18,11 @@ from syncline.contract.exported import (
     export_name,
     parse_export_name,
 )
-from syncline.contract.spec_text import strict_json
 from syncline.contract.version_path import VersionId
 from syncline.exporting.held import CannotExport, Held, held, origin_of
 from syncline.gateway.access import Here, TheJob, only_known_parameters
 from syncline.gateway.answers import PROBLEMS, describe, reply
-from syncline.gateway.errors import Fault, Refusal
+from syncline.gateway.errors import Fault, Refusal, body_as
 from syncline.gateway.exporting_processes import ExportView
 from syncline.gateway.exporting_story import story_of
 from syncline.gateway.jobs import Body
@@ -100,7 +99,7 @@ File = Annotated[
 @router.post("", status_code=202, openapi_extra=_BODY, responses=describe(ExportView, _EXAMPLE, 202))
 def begin_export(record: TheJob, here: Here, body: Body) -> Response:
     """Have a version written as a checkpoint that others load. One that is there, or being made, is not made again."""
-    wanted = _wanted(body)
+    wanted = body_as(body, ExportBody)
     found = held(record.folder)
     version = _version(found, wanted.version)
     try:
@@ -120,13 +119,6 @@ def begin_export(record: TheJob, here: Here, body: Body) -> Response:
             )
         )
     return reply(view, 202)
-
-
-def _wanted(body: bytes) -> ExportBody:
-    try:
-        return msgspec.convert(strict_json(body), ExportBody)
-    except msgspec.ValidationError as error:
-        raise Refusal(422, "body-refused", str(error), errors=(Fault(path="", message=str(error)),)) from None
 
 
 def _version(found: Held, text: str | None) -> VersionId:

@@ -6,7 +6,6 @@ stored is read through the doors that there are (`tempo.py`, lineage), under the
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import logging
@@ -22,6 +21,7 @@ import anyio.to_thread
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from syncline.gateway import bodies
 from syncline.gateway.numbers import NO_ROUTE, Numbers
 from syncline.runtime.service import ServiceContext
 from syncline.runtime.trace_store import TraceStore
@@ -32,7 +32,6 @@ MEDIA_TYPE = b"application/x-protobuf"
 MOST_BYTES = 16 << 20  # of a request, before and after decompression
 AT_ONCE = 16  # requests being read or written; more are told to come back
 BODY_SECONDS = 30.0
-LINGER_SECONDS = 5.0  # for the rest of a request that was turned away; it is read and dropped
 _LOG = logging.getLogger(__name__)
 
 
@@ -64,7 +63,7 @@ class Ingest:
                 raise Refused(503, f"{AT_ONCE} requests are being taken already", ((b"retry-after", b"1"),))
             self._inside += 1
             try:
-                body = await _body(receive)
+                body = await bodies.whole(scope, receive, MOST_BYTES, BODY_SECONDS)
                 unread = False
                 gzipped = _header(scope, b"content-encoding") == b"gzip"
                 await anyio.to_thread.run_sync(self._take, body, gzipped, limiter=self._writer)
@@ -73,6 +72,8 @@ class Ingest:
             said = export_answer()
         except Refused as refused:
             status, said, extra = refused.status, export_refusal(str(refused)), (*extra, *refused.headers)
+        except bodies.NotRead as error:
+            status, said = error.status, export_refusal(str(error))
         self._numbers.answered(
             scope["method"],
             PATH if scope["path"] == PATH else NO_ROUTE,
@@ -82,8 +83,8 @@ class Ingest:
         headers = [(b"content-length", str(len(said)).encode()), *extra]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": said, "more_body": unread})
-        if unread:  # who is cut off in mid-sentence hears no answer
-            await _linger(receive)
+        if unread:
+            await bodies.dropped(receive)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _admit(self, scope: Scope) -> None:
@@ -99,9 +100,6 @@ class Ingest:
             raise Refused(415, f"spans come as {MEDIA_TYPE.decode()}")
         if _header(scope, b"content-encoding") not in (b"", b"identity", b"gzip"):
             raise Refused(415, "content-encoding is gzip or none")
-        declared = _header(scope, b"content-length")
-        if declared.isdigit() and int(declared) > MOST_BYTES:
-            raise _too_large()
 
     def _take(self, body: bytes, gzipped: bool) -> None:
         """In a thread. Raises `Refused` for a bad body, and for a store that cannot be written now."""
@@ -155,31 +153,6 @@ def spans_taken(
             app.close()
 
 
-async def _body(receive: Receive) -> bytes:
-    """Raises `Refused` 413, 408 for a body that takes too long, 400 for a client that left."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Refused(400, "the client left")
-                body += message.get("body", b"")
-                if len(body) > MOST_BYTES:
-                    raise _too_large()
-                if not message.get("more_body", False):
-                    return bytes(body)
-    except TimeoutError:
-        raise Refused(408, f"the body was not complete after {BODY_SECONDS:g} s") from None
-
-
-async def _linger(receive: Receive) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_SECONDS):
-            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
-                pass
-
-
 def _unzipped(body: bytes) -> bytes:
     """Never more than the bound, whatever `body` would grow to."""
     reader = zlib.decompressobj(wbits=31)
@@ -188,14 +161,10 @@ def _unzipped(body: bytes) -> bytes:
     except zlib.error:
         raise ValueError("the body is not gzip, as content-encoding says") from None
     if len(found) > MOST_BYTES:
-        raise _too_large()
+        raise Refused(413, f"a request may have at most {MOST_BYTES} bytes, decompressed ones, too")
     if not reader.eof or reader.unused_data:
         raise ValueError("the body is not one whole gzip member")
     return found
-
-
-def _too_large() -> Refused:
-    return Refused(413, f"a request may have at most {MOST_BYTES} bytes, decompressed ones, too")
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

@@ -8,11 +8,10 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from syncline.contract.events import Mode
-from syncline.contract.spec_text import strict_json
 from syncline.gateway import addresses, examples, held_out, precision_plan
 from syncline.gateway.access import Gateway, Here, Limit, TheJob, TheWho, only_known_parameters
 from syncline.gateway.answers import describe, reply
-from syncline.gateway.errors import Fault, Refusal
+from syncline.gateway.errors import Fault, Refusal, body_as
 from syncline.gateway.listing import listed
 from syncline.gateway.records import (
     JobRecord,
@@ -164,12 +163,7 @@ def resume_job(record: TheJob, here: Here, body: Body) -> Response:
 )
 def switch_job(record: TheJob, here: Here, body: Body) -> Response:
     """Switch to another mode at run time. A job already in that mode stays in it."""
-    try:
-        wanted = msgspec.convert(strict_json(body), SwitchBody).mode
-    except msgspec.ValidationError as error:
-        raise Refusal(
-            422, "body-refused", str(error), errors=(Fault(path="mode", message=str(error)),)
-        ) from None
+    wanted = body_as(body, SwitchBody, "mode").mode
     if not record.recorded:
         raise ended(record.state)
     if wanted == "disjoint" and record.spec.schedule.max_lag < 1:

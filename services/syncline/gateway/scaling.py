@@ -7,11 +7,10 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, Response
 
-from syncline.contract.spec_text import strict_json
 from syncline.gateway import examples
 from syncline.gateway.access import Here, TheJob, only_known_parameters
 from syncline.gateway.answers import describe, reply
-from syncline.gateway.errors import Fault, Refusal
+from syncline.gateway.errors import Fault, Refusal, body_as
 from syncline.gateway.jobs import Body
 from syncline.gateway.records import JobRecord
 from syncline.gateway.shapes import Accepted
@@ -51,11 +50,7 @@ class ScaleBody(msgspec.Struct, forbid_unknown_fields=True):
 )
 def scale_job(record: TheJob, here: Here, body: Body) -> Response:
     """Ask for so many rollout workers, within the spec's bounds. Those that leave end what they hold first."""
-    try:
-        wanted = msgspec.convert(strict_json(body), ScaleBody).workers
-    except msgspec.ValidationError as error:
-        fault = Fault(path="workers", message=str(error))
-        raise Refusal(422, "body-refused", str(error), errors=(fault,)) from None
+    wanted = body_as(body, ScaleBody, "workers").workers
     if not record.recorded:
         raise ended(record.state)
     _refuse(record, wanted)

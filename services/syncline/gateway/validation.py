@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, Path, Response
 
-from syncline.contract.spec_text import strict_json
 from syncline.contract.validation import (
     LEVELS,
     VALIDATION_PATH,
@@ -19,7 +18,7 @@ from syncline.contract.validation import (
 )
 from syncline.gateway.access import Gateway, Here, TheJob, only_known_parameters
 from syncline.gateway.answers import PROBLEMS, describe, reply
-from syncline.gateway.errors import Fault, Refusal
+from syncline.gateway.errors import Fault, Refusal, body_as
 from syncline.gateway.jobs import Body
 from syncline.gateway.records import JobRecord
 from syncline.gateway.shapes import HopView
@@ -148,10 +147,7 @@ def begin_validation(record: TheJob, here: Here, body: Body) -> Response:
 
 
 def _levels(record: JobRecord, body: bytes) -> tuple[Level, ...]:
-    try:
-        wanted = msgspec.convert(strict_json(body), ValidationBody) if body else ValidationBody()
-    except msgspec.ValidationError as error:
-        raise Refusal(422, "body-refused", str(error), errors=(Fault(path="", message=str(error)),)) from None
+    wanted = body_as(body, ValidationBody) if body else ValidationBody()
     levels = record.spec.validation.levels if wanted.levels is None else wanted.levels
     if not levels or len(set(levels)) != len(levels):
         message = "names no level" if not levels else "names a level more than once"
