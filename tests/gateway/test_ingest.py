@@ -264,6 +264,7 @@ def test_forked_children_speak_on_connections_of_their_own(door: Door, tmp_path:
         ({"SYNCLINE_TRACES_KEY": ""}, "SYNCLINE_TRACES_PORT is set, and SYNCLINE_TRACES_KEY is not"),
         ({"SYNCLINE_TRACES_KEY": "short"}, "SYNCLINE_TRACES_KEY must have at least 16"),
         ({"SYNCLINE_TOKEN": KEY}, "SYNCLINE_TRACES_KEY is SYNCLINE_TOKEN"),
+        ({"SYNCLINE_METRICS_TOKEN": KEY}, "SYNCLINE_TRACES_KEY is SYNCLINE_METRICS_TOKEN"),
         ({"SYNCLINE_TRACES": "none"}, "SYNCLINE_TRACES is none"),
         ({"SYNCLINE_TRACES_TO": "gateway:4318"}, "SYNCLINE_TRACES_TO 'gateway:4318' must begin"),
         ({"SYNCLINE_TRACES_DAYS": "some"}, "SYNCLINE_TRACES_DAYS 'some' must be days"),

@@ -214,8 +214,9 @@ def _traces(given: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError(
             f"SYNCLINE_TRACES_KEY must have at least {_KEY_CHARACTERS} printable ASCII characters and no space"
         )
-    if key is not None and key == given.get("SYNCLINE_TOKEN"):
-        raise ValueError("SYNCLINE_TRACES_KEY is SYNCLINE_TOKEN: who writes spans must not be who reads")
+    for name in OWN_SECRETS:
+        if key is not None and key == given.get(name):
+            raise ValueError(f"SYNCLINE_TRACES_KEY is {name}: who writes spans must not be who reads")
     if takes is not None and not kept:
         raise ValueError(
             "SYNCLINE_TRACES is none: a gateway that takes spans (SYNCLINE_TRACES_PORT) keeps them"
