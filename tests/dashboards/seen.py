@@ -35,17 +35,21 @@ SPEC: dict[str, Any] = {
     },
     "rollout": {"workers": 2},
     "checkpoint": {"every": 4},
+    "diagnostics": {"learn": 2},  # a baseline within 8 updates, of which some have no same-version trajectory
 }
 
 
 class Prometheus:
-    """A real server that scrapes one target each second."""
+    """A real server that scrapes one target twice a second: the job may last for a few."""
 
     def __init__(self, folder: Path, target: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         scraped = {"job_name": "syncline", "static_configs": [{"targets": [target.removeprefix("http://")]}]}
-        config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [scraped]}
+        config = {
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
+            "scrape_configs": [scraped],
+        }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         flags = {"config.file": str(folder / "prometheus.yml"), "storage.tsdb.path": str(folder / "tsdb")}
         flags |= {"web.listen-address": f"127.0.0.1:{port}", "log.level": "warn"}
@@ -68,7 +72,7 @@ class Prometheus:
 
     def range(self, expr: str) -> list[dict[str, Any]]:
         """Series from its start until now that have a finite value."""
-        asked: dict[str, str | float] = {"query": expr, "start": self.began, "end": time.time(), "step": 1}
+        asked: dict[str, str | float] = {"query": expr, "start": self.began, "end": time.time(), "step": 0.5}
         answer = self.http.get("/query_range", params=asked)
         assert answer.status_code == 200, f"{expr}: {answer.text}"
         series: list[dict[str, Any]] = answer.json()["data"]["result"]

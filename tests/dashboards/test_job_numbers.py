@@ -270,6 +270,40 @@ def test_versions_and_workers(server: Server) -> None:
     )
 
 
+def test_a_worker_may_serve_a_version_that_is_retired(server: Server) -> None:
+    job, now = started(server), time.time()
+    version(
+        server, job, 2, "retired", now - 60, published=now - 59, workers={"w0": WorkerPath(active=now - 50)}
+    )
+    version(server, job, 3, "published", now - 20, published=now - 19)
+    server.bus.hset(WORKERS.at(job), "w0", pack(status("w0")))
+    said = scraped(server)
+    assert value(said, "worker_version", job_id=job, worker="w0") == 2
+    assert value(said, "version_age_seconds", job_id=job, worker="w0") == pytest.approx(60, abs=5)
+    assert value(said, "version_reached_seconds", job_id=job, worker="w0", stage="active") == pytest.approx(
+        10, abs=0.1
+    )
+
+
+def test_what_a_version_changed_is_told_of_the_newest_that_was_compared(server: Server) -> None:
+    """A comparison ends after publication, and may end after the version itself has."""
+    job, now = started(server), time.time()
+
+    def told() -> float | None:
+        return scraped(server).get(("syncline_version_changed_share", (("job_id", job),)))
+
+    version(server, job, 1, "active", now - 30, published=now - 29)
+    assert told() is None
+    version(server, job, 1, "active", now - 30, published=now - 29, changed_share=0.25)
+    version(server, job, 2, "failed", now - 10, published=now - 9)
+    assert told() == 0.25, "version 2 is not compared yet"
+    version(server, job, 2, "failed", now - 10, published=now - 9, changed_share=0.5)
+    assert told() == 0.5
+    version(server, job, 3, "published", now - 5, published=now - 4)
+    assert told() == 0.5
+    assert value(scraped(server), "versions_failed_total", job_id=job) == 1, "counted once"
+
+
 def test_queues_credits_and_drops(server: Server) -> None:
     job = started(server, batch={"groups": 3, "group_size": 2}, schedule={"max_lag": 1})
     server.bus.hset(COUNTS.at(job), {"submitted": 9, "trained": 4, "running": 5, "fenced": 2, "oldest:3": 1})

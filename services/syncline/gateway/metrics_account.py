@@ -7,7 +7,7 @@ the same sums, so no counter falls when one gateway takes another's place. Times
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
 import msgspec
@@ -22,6 +22,7 @@ from syncline.runtime.bus import BadMessage, Bus, Entry, unpack
 
 _PAGE = 1000
 _SETTLED = ("retired", "failed")
+_IN_USE = 64  # ended versions that are remembered: a worker may serve one still, or say so a heartbeat late
 STAGES = ("converted", "published", "staged", "verified", "active")
 
 
@@ -101,6 +102,8 @@ class Account:
         self._settled: set[bytes] = set()
         self.open: dict[str, VersionRecord] = {}
         self.newest: VersionRecord | None = None
+        self.ended: deque[VersionRecord] = deque(maxlen=_IN_USE)
+        self.compared: VersionRecord | None = None  # the newest of those whose `changed_share` is known
 
     def read(self, bus: Bus) -> None:
         """Add what is new. Raises `BadMessage` for what cannot be read."""
@@ -180,6 +183,7 @@ class Account:
         key = VERSIONS.at(self.job)
         fields = [name for name in bus.call("HKEYS", key) if name not in self._settled and name != b"latest"]
         self.open = {}
+        ended: list[tuple[bytes, VersionRecord]] = []
         for name, raw in zip(fields, bus.hmget(key, fields), strict=True):
             if raw is None:
                 continue
@@ -189,8 +193,18 @@ class Account:
                 raise BadMessage(f"{key} {name.decode()}: {error}") from None
             if self.newest is None or record.version >= self.newest.version:
                 self.newest = record
+            if record.changed_share is not None and (
+                self.compared is None or record.version >= self.compared.version
+            ):
+                self.compared = record
             if record.state in _SETTLED:
-                self._settled.add(name)
-                self._versions.add(record)
+                ended.append((name, record))
             else:
                 self.open[str(record.version)] = record
+        for name, record in ended:
+            if record is self.newest:  # what it changed may be compared still
+                self.open[str(record.version)] = record
+            else:
+                self._settled.add(name)
+                self._versions.add(record)
+                self.ended.append(record)

@@ -186,7 +186,7 @@ SYNC_BYTES = _counter(
     "whole: bytes of versions; new: not in the store before; full, deltas: travelled to workers; held: were there",
 )
 PULL_SECONDS = _histogram("pull_seconds", _JOB, "Time of a worker's transfer", _SECONDS)
-CHANGED = _gauge("version_changed_share", _JOB, "Share of elements that the newest version changed")
+CHANGED = _gauge("version_changed_share", _JOB, "Share of elements that the newest compared version changed")
 
 # ---- precision against staleness -------------------------------------------------------------------------------
 TERM = _gauge(

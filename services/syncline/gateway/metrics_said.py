@@ -168,7 +168,8 @@ def _say_versions(sheet: Sheet, account: Account, state: Standing) -> None:
     if newest is None:
         return
     sheet.say(names.EPOCH, newest.version.epoch, job)
-    sheet.say(names.CHANGED, newest.changed_share, job)
+    if account.compared is not None:
+        sheet.say(names.CHANGED, account.compared.changed_share, job)
     known = [*account.open.values(), newest]
     for at in ("minted", "published", "active"):
         numbers = [version.version.number for version in known if _when(version, at) is not None]
@@ -178,7 +179,7 @@ def _say_versions(sheet: Sheet, account: Account, state: Standing) -> None:
             continue
         sheet.say(names.WORKER_VERSION, status.version.number, job, name)
         sheet.say(names.WORKER_BEHIND, newest.version.number - status.version.number, job, name)
-        record = next((one for one in known if one.version == status.version), None)
+        record = next((one for one in (*known, *account.ended) if one.version == status.version), None)
         if record is None or record.minted is None:
             continue
         sheet.say(names.VERSION_AGE, max(0.0, time.time() - record.minted), job, name)
