@@ -172,12 +172,17 @@ class Field:
         self.bus.set(PHASE.at(self.job), pack(wanted))
         self.bus.append(PHASES.at(self.job), wanted)
 
-    def feed(self) -> None:
-        """Submit while there are credits, and never more than the remaining updates can use."""
+    def feed(self, least: int = 0) -> None:
+        """Submit while there are credits, and never more than the remaining updates can use.
+
+        least   groups that are to be open whatever is held back. An update's groups end a moment before its version
+                is there; what is submitted in between may use up what was held back.
+        """
         batch, schedule = self.spec.batch.groups, self.spec.schedule
         made = max((v.number for v in self.versions()), default=0)
         room = (schedule.updates - made) * batch - self.held_back - self.ledger.open_groups()
         room = min(room, (schedule.max_lag + 1) * batch - self.ledger.open_groups())
+        room = max(room, least - self.ledger.open_groups())
         for _ in range(room):
             group, self._next = self._next, self._next + 1
             items = [self.item(group, i) for i in range(self.spec.batch.group_size)]

@@ -107,8 +107,8 @@ def harmed(job: Field, harm: Harm, server: OwnRedis | None, times: int, seed: in
     recovered: list[float] = []
     state = {"wait": drawn.randint(1, 6), "known": -1}
 
-    def hold(more: int = 0) -> None:
-        job.held_back = 2 * batch * (times - len(done)) - more if harm.held else 0
+    def hold() -> None:
+        job.held_back = 2 * batch * (times - len(done)) if harm.held else 0
 
     def disturb(job: Field) -> None:
         versions = job.versions()
@@ -118,8 +118,7 @@ def harmed(job: Field, harm: Harm, server: OwnRedis | None, times: int, seed: in
         state["wait"] -= 1
         if newest < 0 or state["wait"] > 0 or len(done) >= times or len(done) > len(recovered):
             return
-        hold(more=1)
-        job.feed()
+        job.feed(least=1 if harm.held else 0)
         if harm.do(job, server):
             done.append(time.monotonic())
             state["known"] = max((v.number for v in job.versions()), default=-1)
