@@ -12,7 +12,7 @@ report, Redis forgets all, and lineage comes from its folder alone.
     trajectory      GET of a trained one, of a filtered one, of one that waits, of one that there is not
     token           GET of one token's path
     page            100 trajectories from anywhere: of all, of a state, of an update; and what runs now
-    version         GET of one version; all of them (as many as there are updates, so that it must grow)
+    version         GET of one version; ten of them from anywhere
 
 The first question about a job's folder builds an index and is told apart.
 """
@@ -39,6 +39,7 @@ from stream_stages import BATCH, GROUP
 
 from syncline.contract.streams import JOB
 from syncline.contract.token_path import trajectory_id
+from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import Bus
 from syncline.runtime.settings import Settings
 
@@ -49,6 +50,7 @@ SPEC = {
     "batch": {"groups": BATCH // GROUP, "group_size": GROUP},
     "schedule": {"mode": "disjoint", "max_lag": 1000, "updates": 1_000_000},
 }
+PAGE = 10  # versions, of which a job of 1,000 trajectories has 17
 Call = Callable[[], httpx.Response]
 
 
@@ -100,6 +102,10 @@ class Side:
     def update(self) -> int:
         return self._chance.randrange(1, self.updates + 1)
 
+    def early(self) -> VersionId:
+        """A version that a page of others follows, where there are as many."""
+        return VersionId(0, self._chance.randrange(max(1, self.updates - PAGE + 1)))
+
     def _some(self, group: int, update: int | None = None) -> str:
         """A trajectory of this group of an update's batch."""
         at = self.update() if update is None else update
@@ -134,6 +140,7 @@ def lineage(side: Side) -> dict[str, tuple[Call, int]]:
         "page of a state": (lambda: side.get(f"{pages}&state=filtered&after={side.trained()}"), 200),
         "page of an update": (lambda: side.get(f"{pages}&update={side.update()}"), 200),
         "version": (lambda: side.get(f"/versions/{side.update()}"), 200),
+        "page of versions": (lambda: side.get(f"/versions?limit={PAGE}&after={side.early()}"), 200),
     }
 
 
@@ -145,7 +152,6 @@ def live(side: Side) -> dict[str, tuple[Call, int]]:
         "trajectory, waiting": (lambda: side.get(f"/trajectories/{side.waiting()}"), 200),
         "page of a state that none has": (lambda: side.get("/trajectories?limit=100&state=failed"), 200),
         "page of what runs": (lambda: side.get("/trajectories?limit=100&state=running"), 200),
-        "all versions": (lambda: side.get("/versions"), 200),
     }
 
 

@@ -89,6 +89,6 @@ def read(stack: Stack, job: str) -> Record:
         ],
         events=stack.events(job),
         metrics=stack.pages(f"{path}/metrics"),
-        versions=stack.get(f"{path}/versions")["items"],
+        versions=stack.pages(f"{path}/versions"),
         spans=spans,
     )

@@ -9,6 +9,7 @@ import typer
 
 from syncline.scheduler.cli_jobs import AnyJob, AsJson, source_words
 from syncline.scheduler.cli_session import (
+    collected,
     reading,
     say,
     say_json,
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 def versions(context: typer.Context, job: AnyJob = None, json: AsJson = False) -> None:
     """List a job's versions: their way to the workers, bytes, changed share, pause, and why one was never active."""
     with reading(context) as client:
-        found = client.get(f"/v1/jobs/{the_job(client, job)}/versions")
+        found = collected(client, f"/v1/jobs/{the_job(client, job)}/versions")
     if json:
-        say_json(found["items"])
+        say_json(found)
         return
-    show_table(list(VERSION_COLUMNS), [version_row(v) for v in found["items"]])
-    for v in found["items"]:
+    show_table(list(VERSION_COLUMNS), [version_row(v) for v in found])
+    for v in found:
         if v["reason"]:
             say(f"{v['version']}: {why_not(v)}")
 

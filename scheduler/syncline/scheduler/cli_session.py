@@ -152,16 +152,15 @@ def the_job(client: Client, job: str | None) -> str:
     return str(found[0]["id"])
 
 
-def collected(client: Client, path: str, limit: int = 500) -> list[dict[str, Any]]:
-    """All items of a paged listing, in its order."""
+def collected(client: Client, path: str, limit: int = 500, after: str | None = None) -> list[dict[str, Any]]:
+    """Items of a paged listing, in its order: all, or those after the place `after`."""
     items: list[dict[str, Any]] = []
-    after: dict[str, str] = {}
     while True:
-        page = client.get(path, limit=limit, **after)
+        page = client.get(path, limit=limit, **({} if after is None else {"after": after}))
         items += page["items"]
-        if page["next"] is None:
+        after = page["next"]
+        if after is None:
             return items
-        after = {"after": page["next"]}
 
 
 # ---- printing --------------------------------------------------------------------------------------------

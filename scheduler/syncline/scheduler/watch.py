@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from syncline.scheduler.cli_session import note, say
+from syncline.contract.version_path import parse_version
+from syncline.scheduler.cli_session import collected, note, say
 from syncline.scheduler.client import Client, Refused, Unreachable
 from syncline.scheduler.snapshot import Snapshot, full_line, last_served, line, panel
 
@@ -78,17 +79,22 @@ class _Watcher:
         """A worker that serves says its version. What the others served is in the version records.
 
         A worker may serve and sleep again between two looks, so the records are read at each change; the longer
-        they took to read, the longer they rest.
+        they took to read, the longer they rest. Of versions that all have left behind, none is read again.
         """
         self._served |= {w["worker"]: w["version"] for w in workers if w["version"] is not None}
         change = (job["update"], [(w["worker"], w["version"], w["state"]) for w in workers])
         began = time.monotonic()
         if change == self._told or began < self._rest or all(w["version"] is not None for w in workers):
             return
-        served = last_served(self._client.get(f"{self._path}/versions")["items"])
         silent = {w["worker"] for w in workers if w["version"] is None}
-        self._served |= {worker: version for worker, version in served.items() if worker in silent}
+        newer = collected(self._client, f"{self._path}/versions", after=self._all_served(silent))
+        self._served |= {w: version for w, version in last_served(newer).items() if w in silent}
         self._told, self._rest = change, time.monotonic() + 10 * (time.monotonic() - began)
+
+    def _all_served(self, workers: set[str]) -> str | None:
+        """A version after which comes whatever they serve next, since no worker goes back; None: one never served."""
+        known = [self._served[worker] for worker in workers if worker in self._served]
+        return min(known, key=parse_version) if len(known) == len(workers) else None
 
 
 def follow(client: Client, job: str, *, cancel: bool = False) -> dict[str, Any]:

@@ -132,6 +132,11 @@ def is_entry_id(text: str) -> bool:
     return len(parts) == 2 and all(re.fullmatch("[0-9]{1,20}", p) and int(p) < 2**64 for p in parts)
 
 
+async def _body(request: Request) -> bytes:
+    return await request.body()
+
+
+Body = Annotated[bytes, Depends(_body)]
 JobId = Annotated[
     str,
     Path(description="job id", examples=["j0123456789"], json_schema_extra={"pattern": "^j[0-9a-f]{10}$"}),

@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 
 from syncline.contract.spec_text import MAX_BYTES, MAX_DEPTH, MAX_TABLES, MAX_VALUES
 from syncline.gateway import (
+    asking,
     errors,
     evaluations,
     events,
@@ -17,7 +18,6 @@ from syncline.gateway import (
     precision,
     progress,
     reports,
-    scaling,
     system,
     tempo,
     tracked,
@@ -63,7 +63,7 @@ def create_app(settings: Settings, bus: Bus) -> FastAPI:
         ui,
         system,
         jobs,
-        scaling,
+        asking,
         evaluations,
         precision,
         progress,

@@ -17,11 +17,10 @@ from syncline.contract.spec_problems import explain
 from syncline.contract.spec_text import SpecError
 from syncline.contract.version_path import VersionId
 from syncline.gateway import addresses
-from syncline.gateway.access import Here, TheJob, TheWho, only_known_parameters
-from syncline.gateway.answers import describe, reply
+from syncline.gateway.access import Body, Here, TheJob, TheWho, only_known_parameters
+from syncline.gateway.answers import describe, reply, takes
 from syncline.gateway.errors import Refusal, body_as
 from syncline.gateway.held_out import LATEST, check, pin, version_of
-from syncline.gateway.jobs import Body
 from syncline.gateway.records import JobRecord
 from syncline.gateway.submission import judged, submit
 from syncline.runtime.evaluations import kept
@@ -87,17 +86,7 @@ _EXAMPLE = Evaluation(
     when=1.79e9,
 )
 
-_ASKED_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": msgspec.json.schema_components([Asked])[1]["Asked"],
-                "example": {"version": "12", "prompts": 64, "samples": 4, "k": [1, 4]},
-            }
-        },
-    }
-}
+_EXAMPLE_ASKED = {"version": "12", "prompts": 64, "samples": 4, "k": [1, 4]}
 
 
 @router.get("/{job}/evaluations", responses=describe(EvaluationList, EvaluationList(items=[_EXAMPLE])))
@@ -112,7 +101,7 @@ def evaluations(record: TheJob) -> Response:
 @router.post(
     "/{job}/evaluations",
     status_code=201,
-    openapi_extra=_ASKED_BODY,
+    openapi_extra=takes(Asked, _EXAMPLE_ASKED),
     responses=describe(
         Evaluating, Evaluating(id="j9876543210", of="j0123456789", version=VersionId(0, 12)), 201
     ),

@@ -29,7 +29,7 @@ from syncline.gateway.shapes import (
     TrajectoryBrief,
     TrajectoryPage,
     TrajectoryView,
-    VersionList,
+    VersionPage,
     VersionView,
     WaitList,
 )
@@ -193,7 +193,7 @@ _RECORD = VersionRecord(
     active=_AT + 0.5,
     workers={"w0": WorkerPath(staged=_AT + 0.3, verified=_AT + 0.4, active=_AT + 0.5, verdict="verified")},
 )
-VERSIONS = VersionList(items=[_RECORD], latest=VersionId(0, 12))
+VERSIONS = VersionPage(items=[_RECORD], next=None, latest=VersionId(0, 12))
 _MINTED = HopView(
     hop="version.minted",
     source="span",

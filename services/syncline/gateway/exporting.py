@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Path, Response
@@ -20,12 +20,11 @@ from syncline.contract.exported import (
 )
 from syncline.contract.version_path import VersionId
 from syncline.exporting.held import CannotExport, Held, held, origin_of
-from syncline.gateway.access import Here, TheJob, only_known_parameters
-from syncline.gateway.answers import PROBLEMS, describe, reply
+from syncline.gateway.access import Body, Here, TheJob, only_known_parameters
+from syncline.gateway.answers import PROBLEMS, describe, reply, takes
 from syncline.gateway.errors import Fault, Refusal, body_as
 from syncline.gateway.exporting_processes import ExportView
 from syncline.gateway.exporting_story import story_of
-from syncline.gateway.jobs import Body
 from syncline.gateway.records import JobRecord
 
 router = APIRouter(
@@ -64,25 +63,7 @@ _RECORD = ExportRecord(
 )
 _EXAMPLE = ExportView(name="0.12-hf", state="ready", record=_RECORD)
 _LIST = ExportList(items=[_EXAMPLE], versions=[VersionId(0, 12)], checkpoints=[VersionId(0, 10)])
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "format": {"enum": ["hf", "lora", "sglang"]},
-        "version": {"type": ["string", "null"]},
-        "from": {"enum": ["version", "checkpoint", None]},
-        "shard_bytes": {"type": "integer", "minimum": 1 << 10, "maximum": 1 << 44},
-    },
-    "required": ["format"],
-    "additionalProperties": False,
-}
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": _SCHEMA, "example": {"format": "hf", "version": "0.12"}},
-        },
-    }
-}
+_EXAMPLE_BODY = {"format": "hf", "version": "0.12"}
 Name = Annotated[
     str,
     Path(
@@ -96,7 +77,12 @@ File = Annotated[
 ]
 
 
-@router.post("", status_code=202, openapi_extra=_BODY, responses=describe(ExportView, _EXAMPLE, 202))
+@router.post(
+    "",
+    status_code=202,
+    openapi_extra=takes(ExportBody, _EXAMPLE_BODY),
+    responses=describe(ExportView, _EXAMPLE, 202),
+)
 def begin_export(record: TheJob, here: Here, body: Body) -> Response:
     """Have a version written as a checkpoint that others load. One that is there, or being made, is not made again."""
     wanted = body_as(body, ExportBody)

@@ -26,7 +26,7 @@ def story_of(here: Gateway, record: JobRecord, version: VersionId, origin: Expor
 
     Raises `Refusal` for a file of evaluations that cannot be read.
     """
-    found, _ = known(here, record)
+    found = known(here, record)
     return Story(
         name=record.spec.name,
         spec=record.spec.model_dump(mode="json"),

@@ -1,17 +1,16 @@
-"""Routes of jobs: submit, list, look at, and ask something of."""
+"""Routes of jobs: submit, list, look at."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from syncline.contract.events import Mode
 from syncline.gateway import addresses, examples, held_out, precision_plan
-from syncline.gateway.access import Gateway, Here, Limit, TheJob, TheWho, only_known_parameters
+from syncline.gateway.access import Body, Gateway, Here, Limit, TheJob, TheWho, only_known_parameters
 from syncline.gateway.answers import describe, reply
-from syncline.gateway.errors import Fault, Refusal, body_as
+from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.listing import listed
 from syncline.gateway.records import (
     JobRecord,
@@ -22,24 +21,12 @@ from syncline.gateway.records import (
     replies_of,
     view,
 )
-from syncline.gateway.shapes import Accepted, JobPage, JobView
-from syncline.gateway.submission import ask, ended, read_spec, submit
+from syncline.gateway.shapes import JobPage, JobView
+from syncline.gateway.submission import read_spec, submit
 from syncline.runtime.bus import Bus
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(only_known_parameters)])
 
-
-class SwitchBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Which mode is wanted."""
-
-    mode: Mode
-
-
-async def _body(request: Request) -> bytes:
-    return await request.body()
-
-
-Body = Annotated[bytes, Depends(_body)]
 
 _SPEC_BODY = {
     "requestBody": {
@@ -50,22 +37,6 @@ _SPEC_BODY = {
                 "example": examples.SPEC,
             },
             "application/toml": {"schema": {"type": "string"}, "example": examples.SPEC_TOML},
-        },
-    }
-}
-_SWITCH_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"mode": {"enum": ["colocated", "disjoint"]}},
-                    "required": ["mode"],
-                    "additionalProperties": False,
-                },
-                "example": {"mode": "disjoint"},
-            }
         },
     }
 }
@@ -121,57 +92,6 @@ def list_jobs(
 def get_job(record: TheJob, here: Here) -> Response:
     """The job with its resolved spec and what it waits for."""
     return reply(_view(here, record))
-
-
-def _ask(
-    here: Here,
-    record: JobRecord,
-    body: bytes,
-    verb: Literal["cancel", "pause", "resume"],
-) -> Response:
-    if body not in (b"", b"{}"):
-        raise Refusal(422, "body-refused", f"{verb} takes no body")
-    if not record.recorded:
-        raise ended(record.state)
-    state = ask(here.bus, record.id, verb)
-    return reply(Accepted(job=record.id, verb=verb, state=state), 202)  # type: ignore[arg-type]
-
-
-@router.post("/{job}/cancel", status_code=202, responses=describe(Accepted, examples.accepted("cancel"), 202))
-def cancel_job(record: TheJob, here: Here, body: Body) -> Response:
-    """End the job now. 409 with its state if it has ended."""
-    return _ask(here, record, body, "cancel")
-
-
-@router.post("/{job}/pause", status_code=202, responses=describe(Accepted, examples.accepted("pause"), 202))
-def pause_job(record: TheJob, here: Here, body: Body) -> Response:
-    """Stop after what is in flight. A paused job stays paused."""
-    return _ask(here, record, body, "pause")
-
-
-@router.post("/{job}/resume", status_code=202, responses=describe(Accepted, examples.accepted("resume"), 202))
-def resume_job(record: TheJob, here: Here, body: Body) -> Response:
-    """Go on. A running job runs on."""
-    return _ask(here, record, body, "resume")
-
-
-@router.post(
-    "/{job}/mode",
-    status_code=202,
-    openapi_extra=_SWITCH_BODY,
-    responses=describe(Accepted, examples.accepted("switch"), 202),
-)
-def switch_job(record: TheJob, here: Here, body: Body) -> Response:
-    """Switch to another mode at run time. A job already in that mode stays in it."""
-    wanted = body_as(body, SwitchBody, "mode").mode
-    if not record.recorded:
-        raise ended(record.state)
-    if wanted == "disjoint" and record.spec.schedule.max_lag < 1:
-        message = "0 leaves disjoint pools nothing to overlap"
-        fault = Fault(path="schedule.max_lag", message=message, hint="submit the job with at least 1")
-        raise Refusal(422, "mode-refused", f"schedule.max_lag: {message}", errors=(fault,))
-    state = ask(here.bus, record.id, "switch", wanted)
-    return reply(Accepted(job=record.id, verb="switch", state=state), 202)  # type: ignore[arg-type]
 
 
 def _view(here: Gateway, record: JobRecord) -> JobView:

@@ -14,13 +14,13 @@ from syncline.contract.recipes import RECIPES
 from syncline.contract.streams import METRICS
 from syncline.contract.support import Decision, decide
 from syncline.contract.version_path import VersionId
-from syncline.gateway import versions
 from syncline.gateway.access import Gateway, Here, Limit, TheJob, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.precision_plan import PlanState, contract_of, decision_of, grouped, plan_of
 from syncline.gateway.records import JobRecord
 from syncline.gateway.reporter import evidence_of
+from syncline.gateway.versions import Versions
 from syncline.runtime.bus import unpack
 
 router = APIRouter(
@@ -146,10 +146,11 @@ def _trace(here: Gateway, record: JobRecord) -> tuple[int | None, list[Component
     if last is None:
         return None, []
     found = {part.component: part for part in last.trace}
-    known, _ = versions.known(here, record)
-    before = [version for version in known if version.number == last.update - 1 and version <= _of(last)]
-    if before:
-        base = known[max(before)]
+    known = Versions(here, record)
+    before = [
+        version for version in known.names if version.number == last.update - 1 and version <= _of(last)
+    ]
+    for base in known.records(before[-1:])[0].values():
         for part in (base.rollout_trace, base.convert_trace):
             if part is not None:
                 found[part.component] = part

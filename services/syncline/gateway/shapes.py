@@ -142,10 +142,11 @@ class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
     processes: list[Heartbeat]
 
 
-class VersionList(msgspec.Struct, frozen=True, kw_only=True):
-    """Versions, oldest first. `latest`: the newest published one."""
+class VersionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Versions, oldest first. `latest`: the newest published one of all."""
 
     items: list[VersionRecord]
+    next: VersionId | None
     latest: VersionId | None
 
 
@@ -255,9 +256,7 @@ class TokenPath(msgspec.Struct, frozen=True, kw_only=True):
     decomposition: Decomposition | None  # None: the trajectory was not probed, or got no answer
     convention: SamplingConvention
     loss_mask: int
-    routes: (
-        list[list[int]] | None
-    )  # per routing layer, experts of the position it was sampled at; None: not recorded
+    routes: list[list[int]] | None  # by routing layer, experts where it was sampled; None: not recorded
     state: TrajectoryState
     update: int | None
     lag: int | None  # version updated minus this token's version

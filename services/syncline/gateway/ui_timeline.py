@@ -14,16 +14,16 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 
 from syncline.contract.events import Mode, Phase, PhaseName
-from syncline.contract.streams import PHASES, VERSIONS
-from syncline.contract.version_path import VersionId, VersionRecord, parse_version
+from syncline.contract.streams import PHASES
+from syncline.contract.version_path import VersionId, VersionRecord
 from syncline.gateway.access import Gateway, Here, TheJob, only_known_parameters
 from syncline.gateway.answers import describe, reply
 from syncline.gateway.errors import Fault, Refusal
 from syncline.gateway.events import newest_cursor
 from syncline.gateway.records import JobRecord
 from syncline.gateway.reporter import evidence_of
-from syncline.gateway.versions import known
-from syncline.runtime.bus import BadMessage, Bus, unpack
+from syncline.gateway.versions import Versions
+from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.messages import entries_of
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["progress"], dependencies=[Depends(only_known_parameters)])
@@ -102,10 +102,12 @@ def timeline(
 ) -> Response:
     """The newest versions, or those before `before`: what led to each, who served it, and the phases meanwhile."""
     cursor = newest_cursor(here.bus, record.id) if record.recorded and before is None else None
-    names = _names(here, record)
+    known = Versions(here, record)
+    names = known.names
     end = len(names) if before is None else _place(names, before)
     first = max(0, end - versions)
-    around = _records(here, record, names[max(0, first - 1) : end + 1])
+    found, _ = known.records(names[max(0, first - 1) : end + 1])
+    around = {name: _in_time(one) for name, one in found.items()}
     chosen = [around[name] for name in names[first:end] if name in around]
     start = chosen[0].minted if chosen and first else None  # None: from the beginning on
     following = around.get(names[end]) if end < len(names) else None
@@ -129,14 +131,6 @@ def timeline(
 
 
 # ---- versions ---------------------------------------------------------------------------------------------
-def _names(here: Gateway, record: JobRecord) -> list[VersionId]:
-    """All versions, oldest first."""
-    if not record.recorded:
-        return list(known(here, record)[0])
-    fields = here.bus.many([("HKEYS", VERSIONS.at(record.id))])[0]
-    return sorted(parse_version(name.decode()) for name in fields if name != b"latest")
-
-
 def _place(names: Sequence[VersionId], before: str) -> int:
     """Raises `Refusal` 422 for text that names none of the versions."""
     place = next((i for i, name in enumerate(names) if str(name) == before), None)
@@ -148,25 +142,9 @@ def _place(names: Sequence[VersionId], before: str) -> int:
     return place
 
 
-def _records(here: Gateway, record: JobRecord, names: Sequence[VersionId]) -> dict[VersionId, VersionRecord]:
-    if not names:
-        return {}
-    if not record.recorded:
-        found = known(here, record)[0]
-        return {name: found[name] for name in names}
-    key = VERSIONS.at(record.id)
-    told = {}
-    for name, text in zip(names, here.bus.hmget(key, [str(name) for name in names]), strict=True):
-        if text is None:  # it ended with its job a moment ago
-            continue
-        try:
-            one = msgspec.json.decode(text, type=VersionRecord)
-        except msgspec.MsgspecError as error:
-            raise BadMessage(f"{key} {name}: {error}") from None
-        told[name] = msgspec.structs.replace(
-            one, rollout_trace=None, convert_trace=None
-        )  # large, not of time
-    return told
+def _in_time(one: VersionRecord) -> VersionRecord:
+    """The record without its traces, which are large and not of time."""
+    return msgspec.structs.replace(one, rollout_trace=None, convert_trace=None)
 
 
 def _served(records: Sequence[VersionRecord], end: float | None) -> list[Served]:

@@ -16,15 +16,14 @@ from syncline.contract.validation import (
     Result,
     Validation,
 )
-from syncline.gateway.access import Gateway, Here, TheJob, only_known_parameters
+from syncline.gateway.access import Body, Gateway, Here, TheJob, only_known_parameters
 from syncline.gateway.answers import PROBLEMS, describe, reply
 from syncline.gateway.errors import Fault, Refusal, body_as
-from syncline.gateway.jobs import Body
 from syncline.gateway.records import JobRecord
 from syncline.gateway.shapes import HopView
 from syncline.gateway.validation_processes import Busy, Full
 from syncline.gateway.version_lineage import hop_view
-from syncline.gateway.versions import known
+from syncline.gateway.versions import Versions
 from syncline.runtime.tracing import spans_of
 
 router = APIRouter(
@@ -158,9 +157,9 @@ def _levels(record: JobRecord, body: bytes) -> tuple[Level, ...]:
 
 def _links(here: Gateway, record: JobRecord) -> tuple[str, ...]:
     """The trace of the job's newest version, if there is one."""
-    found, _ = known(here, record)
-    told = [version.traceparent for version in found.values() if version.traceparent]
-    return tuple(told[-1:])
+    known = Versions(here, record)
+    newest = known.records(known.names[-1:])[0].values()
+    return tuple(version.traceparent for version in newest if version.traceparent)
 
 
 @router.get("", responses=describe(ValidationList, ValidationList(items=[_FOUND])))

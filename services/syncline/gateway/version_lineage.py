@@ -1,7 +1,7 @@
 """Versions of a job: from Redis while it knows them, else put together from spans. And each one's own path.
 
-Pure but for `recorded` and `version_spans`, which fetch. The record is the truth; spans add how long each hop
-took, and hops that only the record knows are told without a duration.
+Pure but for `version_spans` and what has `recorded` in its name, which fetch. The record is the truth; spans add how
+long each hop took, and hops that only the record knows are told without a duration.
 """
 
 from __future__ import annotations
@@ -38,8 +38,24 @@ def recorded(bus: Bus, job: str) -> tuple[dict[VersionId, VersionRecord], Versio
     return dict(sorted(found.items())), parse_version(latest.decode()) if latest else None
 
 
+def names_recorded(bus: Bus, job: str) -> list[VersionId]:
+    """The versions that Redis knows, oldest first. A long job has thousands: their records are not fetched."""
+    names = bus.call("HKEYS", VERSIONS.at(job))
+    return sorted(parse_version(name.decode()) for name in names if name != _LATEST)
+
+
+def some_recorded(
+    bus: Bus, job: str, names: Sequence[VersionId]
+) -> tuple[dict[VersionId, VersionRecord], VersionId | None]:
+    """`recorded`, of `names` alone and in their order; one that Redis no longer knows is left out."""
+    *texts, latest = bus.hmget(VERSIONS.at(job), [*map(str, names), _LATEST])
+    told = zip(names, texts, strict=True)
+    found = {name: _decoded(job, str(name), text) for name, text in told if text is not None}
+    return found, None if latest is None else parse_version(latest.decode())
+
+
 def epochs_recorded(bus: Bus, job: str, number: int) -> list[VersionId]:
-    """The versions of that number that Redis knows. A long job has thousands of others: they are not fetched."""
+    """The versions of that number that Redis knows."""
     end = f".{number}".encode()
     names = bus.call("HKEYS", VERSIONS.at(job))
     return [parse_version(name.decode()) for name in names if name.endswith(end)]
