@@ -58,6 +58,7 @@ class Case(msgspec.Struct, frozen=True):
 
 CASES = (
     Case("quickstart", "tiny-moe", 6, 6, 60),
+    Case("long", "tiny-moe", 256, 256, 80),
     Case("deep", "tiny-moe", 64, 96, 30, goal=0.3, shape={"num_hidden_layers": 8}),
 )
 

@@ -26,7 +26,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """`length` symbols to answer with; an order of symbols is always that of `alphabet`."""
 
     game: Literal["reverse", "copy", "sort", "successor", "kind"] = "reverse"
-    length: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
+    length: Annotated[int, msgspec.Meta(ge=1, le=512)] = 3
     alphabet: (
         Annotated[int, msgspec.Meta(ge=2, le=36)] | Annotated[str, msgspec.Meta(min_length=2, max_length=36)]
     ) = 8  # how many of a-z0-9, or the symbols themselves
