@@ -83,10 +83,12 @@ class ErrandsService:
 class ScoredJob:
     """A job whose trajectories are buffered, one group, ready to be scored."""
 
-    def __init__(self, bus: Bus, job: str, reward: Mapping[str, Any], texts: Sequence[str]) -> None:
+    def __init__(
+        self, bus: Bus, job: str, reward: Mapping[str, Any], texts: Sequence[str], **parts: Any
+    ) -> None:
         self.bus, self.job = bus, job
         spec = JobSpec.model_validate(
-            {"name": "scored", "model": {"name": "tiny-dense"}, "reward": dict(reward)}
+            {"name": "scored", "model": {"name": "tiny-dense"}, "reward": dict(reward), **parts}
         )
         bus.hset(JOB.at(job), "spec", spec.canonical())
         self.ledger = Ledger(bus, job, batch_groups=1, max_lag=1, policy="wait", max_attempts=5)

@@ -15,7 +15,7 @@ from errands_service import ErrandsService, ScoredJob
 from waiting import lives, wait_until
 
 from syncline.contract.job import TaskSpec
-from syncline.contract.streams import CELERY, DEAD, DELIVERIES
+from syncline.contract.streams import CELERY, DEAD, DELIVERIES, TRAJECTORIES
 from syncline.contract.token_path import REWARDED
 from syncline.environments.environment import Environment, load
 from syncline.runtime.bus import Bus
@@ -205,6 +205,44 @@ def test_killed_worker_process_gives_its_message_back(
     wait_until(lambda: service.bus.hget(DELIVERIES.at(job), key) == b"2", 20, "the second delivery")
     hung, fine = scored.all_rewards()
     assert (hung.state, fine.value) == ("unscored", 0.5)
+
+
+def test_many_share_a_question_and_one_without_a_score_is_told_by_itself(
+    service: ErrandsService, errands: Errands, job: str
+) -> None:
+    """Whoever is asked about, alone or with others, is told once, and the same."""
+    calculator = {"environment": "calculator"}  # without turns it cannot tell, for anybody
+    blind = ScoredJob(service.bus, f"{job[:-1]}b", {}, ["12", "34"], task=calculator)
+    ask(errands, blind)
+    assert [(r.state, r.value) for r in blind.all_rewards()] == [("unscored", None)] * 2
+    assert all("returned None" in r.reason for r in blind.all_rewards())
+    scored = ScoredJob(service.bus, job, {}, ["abc"] * 40)
+    gone = scored.ledger.entry(scored.names[7])
+    assert gone is not None
+    assert gone.stream_id is not None
+    service.bus.delete_entries(TRAJECTORIES.at(job), [gone.stream_id])
+    errands.send_scores(job, [ScoreErrand(name, 1) for name in scored.names], batch=64)
+    rewards = scored.all_rewards()
+    assert "gone from the stream" in rewards[7].reason
+    assert {r.state for r in rewards[:7] + rewards[8:]} == {"scored"}
+    hops = wait_until(
+        lambda: len(s := spans_of(service.runs / "traces.sqlite", job=job)) >= 40 and s, 5, "all hops"
+    )
+    assert sorted(str(hop.attributes["trajectory"]) for hop in hops or []) == sorted(scored.names)
+    wait_until(lambda: not service.bus.hgetall(DELIVERIES.at(job)), 5, "no errand under way")
+
+
+def test_those_that_died_together_are_asked_about_one_by_one(
+    service: ErrandsService, errands: Errands, job: str
+) -> None:
+    """One of them may have killed the worker: the others must not be counted with it again and again."""
+    scored = ScoredJob(service.bus, job, {}, ["abc", "abd", "abe"])
+    marks = {f"{name}/1": "1" for name in scored.names}
+    marks[f"{scored.names[1]}/1"] = str(MOST_DELIVERIES)
+    service.bus.hset(DELIVERIES.at(job), marks)
+    ask(errands, scored)
+    assert [r.state for r in scored.all_rewards()] == ["scored", "failed", "scored"]
+    wait_until(lambda: not service.bus.hgetall(DELIVERIES.at(job)), 5, "no errand under way")
 
 
 class Judge(http.server.BaseHTTPRequestHandler):

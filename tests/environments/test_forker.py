@@ -14,7 +14,7 @@ from waiting import wait_until
 
 from syncline.contract.job import JobSpec
 from syncline.errands.forker import Forker
-from syncline.errands.scorer import BrokenScorer
+from syncline.errands.scorer import BrokenScorer, all_judged
 from syncline.runtime.sandbox import Outcome
 
 before: set[int] = set()
@@ -60,6 +60,19 @@ def test_one_process_scores_all_and_names_the_judge() -> None:
         assert asked.run("t", 1, "").value == 0.0
         assert scorers() == [first]
         assert asked.judge.startswith("reward_functions:length ")
+
+
+def test_many_at_once_score_as_each_alone() -> None:
+    texts = ["abc", "", "a\nb\u2028", "hca"] * 20
+    with forker() as asked:
+        alone = [asked.run("t", n % 7, text).value for n, text in enumerate(texts)]
+        together = asked.run_many([("t", n % 7, text, ()) for n, text in enumerate(texts)])
+        assert all_judged(together, len(texts)) == alone
+        assert all_judged(together, len(texts) - 1) is None
+        assert all_judged(asked.run_many([("t", 0, "abc", ()), ("t", -1, "abc", ())]), 2) is None, (
+            "one raises"
+        )
+        assert asked.run("t", 0, "abc").kind == "value"
 
 
 def test_it_holds_nothing_of_the_service() -> None:

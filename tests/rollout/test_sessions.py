@@ -243,6 +243,17 @@ def test_a_lost_step_is_tried_again_and_is_no_answer(tmp_path: Path) -> None:
     assert played.sessions.failed() == [(name, "its environment: lost: killed by SIGKILL")]
 
 
+def test_a_session_that_was_taken_over_after_its_end_is_not_published(tmp_path: Path) -> None:
+    played = Played(tmp_path, Scripted(lambda key, turns: DONE), TurnsSpec(most=1))
+    played.version()
+    names = [played.begin(index, (1, 5 + index)) for index in range(2)]
+    while played.sessions.ended < 2:
+        played.step()
+    played.lose(names[0])
+    assert [closed.trajectory for closed in played.sessions.closed()] == [names[1]]
+    assert played.sessions.ended == 0
+
+
 def test_limits_of_turns_are_checked_at_submit() -> None:
     with pytest.raises(ValueError, match="most"):
         JobSpec.model_validate({"name": "a", "model": {"name": "m"}, "turns": {"most": 0}})

@@ -118,6 +118,23 @@ def test_every_call_may_be_repeated(bus: Bus, job: str) -> None:
     assert bus.hgetall(REWARDS.at(job)).keys() == {a.encode(), b.encode()}
 
 
+def test_rewards_of_many_are_each_stored_or_refused(bus: Bus, job: str) -> None:
+    ledger = ledger_of(bus, job)
+    assert ledger.submit(items(job, 0, 2), 2)
+    for name in (a := f"{job}-0-0", b := f"{job}-0-1"):
+        assert ledger.begin(name, 1, "w0", V0) == "go"
+        assert ledger.publish(record(name, 1, V0), "0-1") == "published"
+    assert ledger.reward_many([]) == []
+    assert ledger.reward_many([scored(a), scored(b, attempt=2), scored(a), scored(b)]) == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert ledger.ready_groups() == 1
+    assert holds(ledger)["refused"] == 2
+
+
 def test_an_older_attempt_is_fenced_everywhere(bus: Bus, job: str) -> None:
     ledger = ledger_of(bus, job)
     ledger.submit(items(job, 0, 2), 2)

@@ -56,6 +56,7 @@ def leave(worker: Worker, end: float) -> None:
         give_up_lost(worker)
         worker.sessions.take(worker.engine.step())
         worker.publish()
+    worker.publish(last=True)
     worker.intake.hand_back()
     worker.guests.hand_back()
 

@@ -102,6 +102,7 @@ class Sessions:
             self._tools.cancel(session.key)
             self._stepping.pop(session.key, None)
             self._next = deque(waiting for waiting in self._next if waiting is not session)
+        self._closed = [closed for closed in self._closed if closed.trajectory != trajectory]
 
     def take(self, chunks: Sequence[Chunk]) -> None:
         """Note what was sampled."""
@@ -122,6 +123,11 @@ class Sessions:
                 engine.submit(self.drawn(session.request))
             except ValueError as error:
                 self._fail(session, str(error))
+
+    @property
+    def ended(self) -> int:
+        """Sessions that `closed` would return."""
+        return len(self._closed)
 
     def closed(self) -> list[Closed]:
         """Sessions that have ended since; they are forgotten here."""

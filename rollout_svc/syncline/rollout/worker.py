@@ -14,7 +14,7 @@ from syncline.contract.job import JobSpec
 from syncline.contract.streams import JOB, PHASES, SYNC, WORK
 from syncline.contract.token_path import Trajectory
 from syncline.contract.version_path import SyncOrder, VersionId
-from syncline.environments.environment import load
+from syncline.environments.environment import load, scores_many
 from syncline.reference.model import TextCodec, model_folder
 from syncline.rollout.engine import CommitPolicy, RolloutEngine
 from syncline.rollout.engines.reference import ReferenceEngine
@@ -24,7 +24,7 @@ from syncline.rollout.intake import Held, Intake
 from syncline.rollout.orders import Orders
 from syncline.rollout.probes import Probes
 from syncline.rollout.prompts import Prompter, convention_of
-from syncline.rollout.publishing import Publisher
+from syncline.rollout.publishing import Gathering, Publisher
 from syncline.rollout.residence import Residence
 from syncline.rollout.sessions import Sessions
 from syncline.rollout.status import Pace, Teller
@@ -80,6 +80,7 @@ class Worker:
     probes: Probes
     sessions: Sessions
     tools: Tools
+    gathering: Gathering
     publisher: Publisher
     prompter: Prompter
     teller: Teller
@@ -103,8 +104,13 @@ class Worker:
         visit = self.guests.of(trajectory)
         (self.intake if visit is None else visit.intake).fail(trajectory, why)
 
-    def publish(self) -> list[Trajectory]:
-        """Publish what has ended, each into the streams that it is of; returns the job's own records."""
+    def publish(self, last: bool = False) -> list[Trajectory]:
+        """Publish what has ended, each into the streams that it is of; returns the job's own records.
+
+        last   nothing will be sampled any more
+        """
+        if not self.gathering.over(self.sessions.ended, self.engine.running > 0 and not last):
+            return []
         return self.publisher.publish(self.guests.publish(self.sessions.closed()))
 
     def idle_for(self) -> float | None:
@@ -150,6 +156,7 @@ def assemble(context: ServiceContext) -> Worker:
         probes=probes,
         sessions=sessions,
         tools=tools,
+        gathering=Gathering(),
         publisher=publisher,
         prompter=Prompter(environment, codec, spec, engine.describe().experts is not None),
         teller=Teller(
@@ -190,6 +197,7 @@ def parts_of(
         name=name,
         convention=convention_of(spec),
         contract=spec.contract_digest(),
+        quick=scores_many(spec.task, spec.reward),
     )
     return intake, publisher
 

@@ -152,6 +152,11 @@ def runs_foreign_code(task: TaskSpec) -> bool:
     )
 
 
+def scores_many(task: TaskSpec, reward: RewardSpec) -> bool:
+    """Whether scores are code of our own that takes microseconds, which may be asked about many responses at once."""
+    return reward.source == "environment" and not runs_foreign_code(task)
+
+
 def validate(task: TaskSpec, reward: RewardSpec) -> list[Problem]:
     """What is wrong with a task and its reward, without loading either. Pure and quick; empty: nothing."""
     found = _check(task)

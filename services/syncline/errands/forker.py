@@ -2,7 +2,7 @@
 
 The process (`scorer.py`) is started with `exec` and few variables, so it holds the job's environment and function and
 nothing of the worker's: no secret, and no Celery, Redis or tracing, whose memory and fork hooks would be the larger
-part of what a fork costs. It forks one sandbox per response. Requests and outcomes are lines of JSON.
+part of what a fork costs. It runs each request in a sandbox. Requests and outcomes are lines of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from syncline.contract.job import JobSpec
 from syncline.contract.turns import Turn
-from syncline.errands.scorer import BrokenScorer, Ready
+from syncline.errands.scorer import BrokenScorer, Ready, Response
 from syncline.runtime import sandbox_walls
 from syncline.runtime.sandbox import Outcome
 
@@ -41,10 +41,14 @@ class Forker:
 
     def run(self, trajectory: str, prompt: int, text: str, turns: tuple[Turn, ...] = ()) -> Outcome:
         """Score one response. Kind `lost` if the process died of it. Raises `BrokenScorer`."""
+        return self.run_many([(trajectory, prompt, text, turns)])
+
+    def run_many(self, responses: Sequence[Response]) -> Outcome:
+        """Score several within the time of one; the value is a list. For a job that `scores_many`."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
-        request = msgspec.json.encode((trajectory, prompt, text, turns))
+        request = msgspec.json.encode(responses)
         answer = self._asked(request, self._spec.reward.timeout + _GRACE)
         if answer is None:
             return Outcome(kind="lost", reason=f"its scorer's process ended with exit code {self.close()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from syncline.contract.streams import DEAD
 from syncline.contract.token_path import REWARDED, Reward
@@ -28,22 +29,35 @@ def give(bus: Bus, job: str, ledger: Ledger, reward: Reward, parent: str | None,
     parent   traceparent of the hop that it follows
     began    wall-clock second at which the scoring began
     """
-    if not ledger.reward(reward):
-        return False
+    return give_many(bus, job, ledger, [(reward, parent)], began)[0]
+
+
+def give_many(
+    bus: Bus, job: str, ledger: Ledger, found: Sequence[tuple[Reward, str | None]], began: float
+) -> list[bool]:
+    """`give` for several (reward, parent), each of which is stored or refused by itself."""
+    stored = ledger.reward_many([reward for reward, _ in found])
+    ended = time.time()
+    for (reward, parent), done in zip(found, stored, strict=True):
+        if done:
+            _tell(bus, job, reward, parent, began, ended)
+    return stored
+
+
+def _tell(bus: Bus, job: str, reward: Reward, parent: str | None, began: float, ended: float) -> None:
     if reward.state == "failed":
         _bury(bus, job, reward)
     tracing.record(
         REWARDED,
         parent,
         began,
-        time.time(),
+        ended,
         job=job,
         trajectory=reward.trajectory,
         attempt=reward.attempt,
         state=reward.state,
         reward=reward.value,
     )
-    return True
 
 
 def _bury(bus: Bus, job: str, reward: Reward) -> None:

@@ -1,9 +1,10 @@
 """A job's reward source as a function that the sandbox can run, and the sandbox's outcome as a reward.
 
 `python -m syncline.errands.scorer SECRET ...` is the process that runs it (`forker.py` starts it), with the paths that
-it hides from the job's code as arguments: one line of JSON with the job in, `Ready` out; then for each line with a
-response an `Outcome` from a sandbox: one for each response, or a kept one for an environment of our own. What it
-imports is in the memory of every fork, so nothing is imported here that a scorer does not need.
+it hides from the job's code as arguments: one line of JSON with the job in, `Ready` out; then for each line with
+responses an `Outcome` from a sandbox: one for each line, or a kept one for an environment of our own, which alone is
+asked about several responses at once (`scores_many`). What it imports is in the memory of every fork, so nothing is
+imported here that a scorer does not need.
 
 Three outcomes, never confused: a finite number, `unscored` (it could not be told for this response) and `failed`
 (the scorer itself is broken). None, NaN and infinity are `unscored`, and nothing is ever turned into 0.
@@ -29,12 +30,16 @@ from syncline.environments.environment import (
     Turn,
     load,
     reaches_network,
-    runs_foreign_code,
+    scores_many,
 )
 from syncline.runtime import lines, sandbox, sandbox_kept, sandbox_walls
 from syncline.runtime.sandbox import Limits, Outcome
 
 _IMPORT = Limits(seconds=60.0, memory_mb=16384)  # for a trial import of a user's module
+
+
+Response = tuple[str, int, str, tuple[Turn, ...]]
+"""Trajectory, prompt index, text, turns."""
 
 
 class BrokenScorer(ValueError):
@@ -78,7 +83,7 @@ def main() -> None:
         answer(Ready(broken=str(error)))
         return
     answer(Ready(judge=scorer.judge, missing=missing))
-    kept = spec.reward.source == "environment" and not runs_foreign_code(spec.task)
+    kept = scores_many(spec.task, spec.reward)
     run = sandbox_kept.runner(functools.partial(_scored, scorer), scorer.limits, kept=kept)
     for line in requests:
         answer(run(line))
@@ -89,7 +94,9 @@ def _given_network(spec: JobSpec) -> bool:
 
 
 def _scored(scorer: Scorer, line: bytes) -> object:
-    return scorer.task(*msgspec.json.decode(line, type=tuple[str, int, str, tuple[Turn, ...]]))()
+    """The score of one response, or a list with those of several."""
+    found = [scorer.task(*response)() for response in msgspec.json.decode(line, type=list[Response])]
+    return found[0] if len(found) == 1 else found
 
 
 def make(spec: JobSpec) -> Scorer:
@@ -130,10 +137,25 @@ def judged(outcome: Outcome) -> Verdict:
     if outcome.kind != "value":
         again = outcome.kind in ("timeout", "lost") or outcome.passing
         return Verdict("unscored", None, f"{outcome.kind}: {outcome.reason}", again)
-    value = outcome.value
+    number = _finite(outcome.value)
+    if number is None:
+        story = f"the scorer returned {outcome.value!r}, which is no finite number"
+        return Verdict("unscored", None, story[:200])
+    return Verdict("scored", number, "")
+
+
+def all_judged(outcome: Outcome, count: int) -> list[float] | None:
+    """The scores of `count` responses that were asked about at once; None: not every one of them has one."""
+    if outcome.kind != "value" or not isinstance(outcome.value, list) or len(outcome.value) != count:
+        return None
+    found = [number for value in outcome.value if (number := _finite(value)) is not None]
+    return found if len(found) == count else None
+
+
+def _finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return Verdict("unscored", None, f"the scorer returned {value!r}, which is no finite number"[:200])
-    return Verdict("scored", float(value), "")
+        return None
+    return float(value)
 
 
 def _python(

@@ -30,6 +30,7 @@ QUEUE = "errands"
 KEY_PREFIX = CELERY.at(QUEUE).removesuffix(QUEUE)
 SCORE = "syncline.score"
 BATCH = 16  # score errands in one message
+QUICK_BATCH = 64  # of a job whose scorer is asked about many responses at once
 LONGEST = 3600.0 + 600.0  # seconds one message may keep a worker: see `errands.loop`
 VISIBILITY = 2 * 3600  # seconds after which an unacknowledged message counts as lost and is given to another
 DELIVERIES = 5  # times that one errand may kill its worker
@@ -132,13 +133,15 @@ class Errands:
         """Ask for one trajectory's reward."""
         self.send_scores(job, [ScoreErrand(trajectory, attempt, 0, traceparent)])
 
-    def send_scores(self, job: str, errands: Sequence[ScoreErrand], delay: float = 0.0) -> None:
-        """Ask for many: one message per `BATCH`. `delay`: seconds before they may run.
+    def send_scores(
+        self, job: str, errands: Sequence[ScoreErrand], delay: float = 0.0, batch: int = BATCH
+    ) -> None:
+        """Ask for many: one message per `batch`. `delay`: seconds before they may run.
 
         Raises `kombu.exceptions.OperationalError` if Redis stays away; the scheduler sends again what was lost.
         """
-        for start in range(0, len(errands), BATCH):
-            part = errands[start : start + BATCH]
+        for start in range(0, len(errands), batch):
+            part = errands[start : start + batch]
             self._app.send_task(
                 SCORE,
                 args=[job, [[e.trajectory, e.attempt, e.tries] for e in part]],
@@ -162,9 +165,9 @@ def send_score(job: str, trajectory: str, attempt: int, traceparent: str = "") -
     _own().send_score(job, trajectory, attempt, traceparent)
 
 
-def send_scores(job: str, errands: Sequence[ScoreErrand]) -> None:
+def send_scores(job: str, errands: Sequence[ScoreErrand], batch: int = BATCH) -> None:
     """`Errands.send_scores` on this process's own Redis; for many at once it costs far less than one by one."""
-    _own().send_scores(job, errands)
+    _own().send_scores(job, errands, batch=batch)
 
 
 class WorkerStuck(Exception):

@@ -198,17 +198,19 @@ class Ledger(LedgerView):
 
     # ---- errands ------------------------------------------------------------------------------------------
     def reward(self, reward: Reward) -> bool:
-        """Store a buffered trajectory's reward. False: the attempt is fenced, or it is rewarded already.
+        """Store a buffered trajectory's reward. False: the attempt is fenced, or it is rewarded already."""
+        return self.reward_many([reward])[0]
 
-        Raises `ValueError` unless the value is finite exactly when the state is `scored`.
+    def reward_many(self, rewards: Sequence[Reward]) -> list[bool]:
+        """`reward` for several, each a transaction by itself, in one round trip. Raises `ValueError` unless a value
+        is finite exactly when its state is `scored`.
         """
-        if (reward.state == "scored") != (reward.value is not None and math.isfinite(reward.value)):
-            raise ValueError(
-                f"reward of {reward.trajectory} is {reward.state} with value {reward.value}: a value is "
-                "finite if scored and None otherwise"
-            )
-        args: list[Value] = [self.job, reward.trajectory, reward.attempt, reward.state, pack(reward)]
-        return bool(self._run(lua.REWARD, args))
+        for one in rewards:
+            if (one.state == "scored") != (one.value is not None and math.isfinite(one.value)):
+                story = f"reward of {one.trajectory} is {one.state} with value {one.value}"
+                raise ValueError(f"{story}: a value is finite if scored and None otherwise")
+        calls = [(self._keys, (self.job, r.trajectory, r.attempt, r.state, pack(r))) for r in rewards]
+        return [bool(done) for done in self._bus.script_many(lua.REWARD, calls)]
 
     # ---- trainer ------------------------------------------------------------------------------------------
     def claim(self, update: int, version: int) -> Claim | None:
