@@ -30,7 +30,7 @@ from tokenizers.models import WordLevel
 from syncline.contract import token_path as tp
 from syncline.contract import version_path as vp
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import ENTRIES, JOB, TRAJECTORIES, VERSIONS, WORK
+from syncline.contract.streams import HELD, JOB, TRAJECTORIES, VERSIONS, WORK
 from syncline.runtime import segments
 
 
@@ -234,11 +234,11 @@ def test_an_altered_record_is_refused(server: Server, running: str) -> None:
     made = publish(server, running, 0)
     entry = ledger(server, running).entry(made[0].trajectory)
     assert entry is not None
-    raw = server.bus.hget(ENTRIES.at(running), made[0].trajectory)
+    raw = server.bus.hget(HELD.at(running), made[0].trajectory)
     assert raw is not None
     bad = server.bus.append(TRAJECTORIES.at(running), {b"h": b"\xc1", b"t": b"", b"l": b"", b"m": b""})
     server.bus.hset(
-        ENTRIES.at(running), made[0].trajectory, raw.replace((entry.stream_id or "").encode(), bad.encode())
+        HELD.at(running), made[0].trajectory, raw.replace((entry.stream_id or "").encode(), bad.encode())
     )
     problem(server.http.get(f"/v1/jobs/{running}/trajectories/{made[0].trajectory}"), 500)
 

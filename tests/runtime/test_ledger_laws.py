@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from records import items, record, scored
 
 from syncline.contract import lag
-from syncline.contract.streams import COUNTS, TRAJECTORIES, WORK
+from syncline.contract.streams import COUNTS, ENTRIES, HELD, TRAJECTORIES, WORK
 from syncline.contract.token_path import trajectory_id
 from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import Bus
@@ -350,6 +350,13 @@ class LedgerMachine(RuleBasedStateMachine):
                     member.state = "expired"
                     self.account(name)
 
+    @rule()
+    def go_back_to_one_hash(self) -> None:
+        """As a job's lines lay before there was `held`: the job goes on."""
+        if lines := self.bus.hgetall(HELD.at(self.job)):
+            self.bus.call("HSET", ENTRIES.at(self.job), *(part for pair in lines.items() for part in pair))
+            self.bus.delete(HELD.at(self.job))
+
     # ---- the laws -----------------------------------------------------------------------------------------
     @invariant()
     def sums_agree(self) -> None:
@@ -367,6 +374,18 @@ class LedgerMachine(RuleBasedStateMachine):
         assert sums["claimed"] == sum(g.claimed for g in self.groups.values())
         told = [outcome for _, outcome in self.ledger.outcomes("0", 1000)]
         assert [(outcome.group, outcome.how) for outcome in told] == self.outcomes
+
+    @invariant()
+    def each_line_lies_in_one_place(self) -> None:
+        if not hasattr(self, "groups"):
+            return
+        held, rest = (self.bus.hgetall(key.at(self.job)) for key in (HELD, ENTRIES))
+        assert not held.keys() & rest.keys()
+        for name in held:
+            line = self.ledger.entry(name.decode())
+            assert line is not None
+            assert line.work_id is not None or line.stream_id is not None
+        assert self.ledger.size() == len(held) + len(rest)
 
     @invariant()
     def streams_agree(self) -> None:

@@ -12,7 +12,7 @@ from waiting import wait_until
 from world import InProcess, Killed, Process, World, spec_of
 
 from syncline.contract import events
-from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, READY, REWARDS, TRAJECTORIES
+from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, HELD, READY, REWARDS, TRAJECTORIES
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments
 from syncline.runtime.ledger import Ledger
@@ -230,7 +230,7 @@ def test_another_spec_s_checkpoint_stops_the_job(redis_url: str, job: str, tmp_p
         second.stop()
 
 
-LEDGER = (ENTRIES, COUNTS, GROUPS, READY, CLAIMS, REWARDS)
+LEDGER = (HELD, ENTRIES, COUNTS, GROUPS, READY, CLAIMS, REWARDS)
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -12,7 +12,7 @@ from waiting import wait_until
 from world import InProcess, World, spec_of
 
 from syncline.contract import events
-from syncline.contract.streams import DEAD, ENTRIES, HEARTBEAT, REWARDS, TRAJECTORIES
+from syncline.contract.streams import DEAD, HEARTBEAT, HELD, REWARDS, TRAJECTORIES
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments, tracing
 from syncline.runtime.bus import pack
@@ -244,9 +244,9 @@ def test_an_unreadable_record_is_buried_and_its_group_goes_on(
     assert entry is not None
     assert entry.stream_id is not None
     spoiled = world.bus.append(TRAJECTORIES.at(job), {b"h": b"not msgpack", b"t": b"", b"l": b"", b"m": b""})
-    raw = msgspec.msgpack.decode(world.bus.hget(ENTRIES.at(job), made[1].trajectory) or b"")
+    raw = msgspec.msgpack.decode(world.bus.hget(HELD.at(job), made[1].trajectory) or b"")
     raw[10] = spoiled
-    world.bus.hset(ENTRIES.at(job), made[1].trajectory, msgspec.msgpack.encode(raw))
+    world.bus.hset(HELD.at(job), made[1].trajectory, msgspec.msgpack.encode(raw))
     world.order("flow", "awake")
     world.await_version(VersionId(0, 1))
     trainer.stop()

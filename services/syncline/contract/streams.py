@@ -198,6 +198,16 @@ TRAJECTORIES = Key(
     ends="with the job",
     says="`token_path.Trajectory`, one per entry; the ledger keeps its id; deleted once a checkpoint holds its effect",
 )
+HELD = Key(
+    name="held",
+    scope="job",
+    kind="hash",
+    writers=("scheduler", "rollout", "errands", "trainer"),
+    readers=("scheduler", "rollout", "errands", "trainer", "gateway"),
+    ends="with the job",
+    says="the ledger's lines, as in `entries`, of trajectories that have a work item or a record: small, however long "
+    "the job",
+)
 ENTRIES = Key(
     name="entries",
     scope="job",
@@ -205,7 +215,8 @@ ENTRIES = Key(
     writers=("scheduler", "rollout", "errands", "trainer"),
     readers=("scheduler", "rollout", "errands", "trainer", "gateway"),
     ends="with the job",
-    says="the ledger: trajectory id -> its one state, attempt, versions, update (see runtime/ledger.py)",
+    says="the ledger: trajectory id -> its one state, attempt, versions, update (see runtime/ledger.py), of those that "
+    "hold nothing any more; a job begun before there was `held` has more of them here, until they are written",
 )
 COUNTS = Key(
     name="counts",

@@ -12,11 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from syncline.contract.streams import ENTRIES
 from syncline.gateway.errors import Refusal
 from syncline.gateway.records import JobRecord
 from syncline.gateway.reporter import EVIDENCE
 from syncline.runtime.bus import Bus
+from syncline.runtime.ledger_view import LedgerView
 
 LARGE = 20_000  # trajectories, from which on a job is one
 LARGE_BYTES = 4 * 1024 * 1024  # of evidence on disk
@@ -69,7 +69,7 @@ class LargeJobs:
 
     def _large(self, record: JobRecord) -> bool:
         if record.recorded:
-            return self._bus.hlen(ENTRIES.at(record.id)) >= LARGE
+            return LedgerView(self._bus, record.id).size() >= LARGE
         path = record.folder / EVIDENCE
         return path.is_file() and path.stat().st_size >= LARGE_BYTES
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ import msgspec
 
 from syncline.contract.diagnosis import Diagnostics
 from syncline.contract.events import TERMINAL_JOB_STATES, LedgerSample, Phase, UpdateMetrics
-from syncline.contract.streams import DIAGNOSTICS, ENTRIES, JOB, JOBS, METRICS, PHASES, SAMPLES, Key
+from syncline.contract.streams import DIAGNOSTICS, JOB, JOBS, METRICS, PHASES, SAMPLES, Key
 from syncline.environments import environment
 from syncline.gateway.answers import encoded
 from syncline.gateway.evidence import OPEN_STATES, Evidence, LedgerLine, SampleText, SegmentFacts
@@ -35,8 +35,7 @@ from syncline.runtime import segments
 from syncline.runtime.bus import BadMessage, Bus, unpack
 from syncline.runtime.durable import write_whole
 from syncline.runtime.evaluations import kept
-from syncline.runtime.ledger import Ledger
-from syncline.runtime.ledger_shapes import entry_of
+from syncline.runtime.ledger_shapes import LedgerEntry
 from syncline.runtime.settings import Settings
 
 EVIDENCE, SUMMARY, REPORT = "evidence.msgpack", "summary.json", "report.html"
@@ -174,7 +173,7 @@ def gather(bus: Bus, record: JobRecord) -> Evidence:
         phases=_all(bus, PHASES, record.id, Phase),
         versions=tuple(recorded(bus, record.id)[0].values()),
         counts=ledger.counts(),
-        ledger=tuple(_lines(bus, ledger)),
+        ledger=tuple(map(_line, ledger.lines())),
         segments=facts,
         texts=sample_texts(record, folder, [fact.update for fact in facts]),
         diagnostics=_all(bus, DIAGNOSTICS, record.id, Diagnostics),
@@ -255,18 +254,7 @@ def _all(bus: Bus, key: Key, job: str, type: type[T]) -> tuple[T, ...]:
         start = f"({entries[-1].id}"
 
 
-def _lines(bus: Bus, ledger: Ledger) -> Iterable[LedgerLine]:
-    """Each trajectory once, though a scan may come by one again. Page by page: all at once is a reply of gigabytes."""
-    told: set[bytes] = set()
-    cursor = b"0"
-    while True:
-        cursor, flat = bus.call("HSCAN", ENTRIES.at(ledger.job), cursor, "COUNT", PAGE)
-        for name, raw in zip(flat[::2], flat[1::2], strict=True):
-            if name not in told:
-                told.add(name)
-                entry = entry_of(name.decode(), raw)
-                yield LedgerLine(
-                    trajectory=entry.trajectory, state=entry.state, reason=entry.reason, tokens=entry.tokens
-                )
-        if cursor == b"0":
-            return
+def _line(entry: LedgerEntry) -> LedgerLine:
+    return LedgerLine(
+        trajectory=entry.trajectory, state=entry.state, reason=entry.reason, tokens=entry.tokens
+    )

@@ -17,18 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from syncline.contract import lag
 from syncline.contract.events import WorkItem
-from syncline.contract.streams import (
-    CLAIMS,
-    COUNTS,
-    DEAD,
-    ENTRIES,
-    GROUPS,
-    OUTCOMES,
-    READY,
-    REWARDS,
-    TRAJECTORIES,
-    WORK,
-)
 from syncline.contract.token_path import Reward, Trajectory, trajectory_id
 from syncline.contract.version_path import VersionId
 from syncline.runtime import ledger_lua as lua
@@ -103,8 +91,7 @@ class Ledger(LedgerView):
         super().__init__(bus, job)
         self.batch_groups, self.max_lag, self.policy = batch_groups, max_lag, policy
         self.max_attempts, self._lease = max_attempts, lease
-        names = (ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, TRAJECTORIES, DEAD, OUTCOMES)
-        self._keys = [key.at(job) for key in names]
+        self._keys = [key.at(job) for key in lua.KEYS]
 
     @classmethod
     def under(

@@ -20,6 +20,21 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+from syncline.contract.streams import (
+    CLAIMS,
+    COUNTS,
+    DEAD,
+    ENTRIES,
+    GROUPS,
+    HELD,
+    OUTCOMES,
+    READY,
+    REWARDS,
+    TRAJECTORIES,
+    WORK,
+)
+
+KEYS = (HELD, ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, TRAJECTORIES, DEAD, OUTCOMES)
 _FOLDER = files("syncline.runtime").joinpath("lua")
 
 

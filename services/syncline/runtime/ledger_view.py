@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from syncline.contract.events import LedgerSample
-from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, OUTCOMES, READY, WORK
+from syncline.contract.streams import CLAIMS, COUNTS, ENTRIES, GROUPS, HELD, OUTCOMES, READY, WORK
 from syncline.contract.token_path import trajectory_id
 from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.ledger_shapes import (
     GROUP,
-    LINE,
     STATES,
     STORED,
     Claim,
@@ -23,6 +22,11 @@ from syncline.runtime.ledger_shapes import (
     UnknownTrajectory,
     entry_of,
 )
+
+_PAGE = 2000  # lines that a scan asks for at once
+# Where lines are looked for, so that one that moves meanwhile is not missed: they go from the first to the second, and
+# the other way once, if the job was begun before there was `held`.
+_PLACES = (HELD, ENTRIES, HELD)
 
 
 class LedgerView:
@@ -61,20 +65,19 @@ class LedgerView:
         return self.entries([trajectory]).get(trajectory)
 
     def entries(self, trajectories: Iterable[str]) -> dict[str, LedgerEntry]:
-        """Lines of those that the ledger knows, in one round trip."""
+        """Lines of those that the ledger knows: in one round trip of those that hold a record or work."""
         asked = list(trajectories)
-        found = self._bus.hmget(ENTRIES.at(self.job), asked)
-        return {name: entry_of(name, raw) for name, raw in zip(asked, found, strict=True) if raw is not None}
+        found = self._stored(asked)
+        return {name: entry_of(name, found[name]) for name in asked if name in found}
 
     def in_state(self, trajectories: Sequence[str], state: State) -> tuple[int, list[LedgerEntry]]:
         """How many of them the ledger knows, and the lines of those that are `state`: of the others, the state alone is
         looked at, which a line begins with."""
-        found = self._bus.hmget(ENTRIES.at(self.job), trajectories)
+        found = self._stored(trajectories)
         mark = msgspec.msgpack.encode(state)
         head = len(mark) + 3  # an array's size takes one byte or three
-        there = [(name, raw) for name, raw in zip(trajectories, found, strict=True) if raw is not None]
-        lines = [entry_of(name, raw) for name, raw in there if mark in raw[:head]]
-        return len(there), [line for line in lines if line.state == state]
+        lines = [entry_of(name, found[name]) for name in trajectories if mark in found.get(name, b"")[:head]]
+        return len(found), [line for line in lines if line.state == state]
 
     def open_groups(self) -> int:
         """Groups that have not ended: what `lag.credits` takes."""
@@ -111,10 +114,28 @@ class LedgerView:
     def recount(self) -> dict[str, int]:
         """The states counted from the lines themselves: slow, for audits of `counts`."""
         sums = dict.fromkeys(("submitted", *STATES), 0)
-        for raw in self._bus.hgetall(ENTRIES.at(self.job)).values():
+        for entry in self.lines():
             sums["submitted"] += 1
-            sums[LINE.decode(raw).state] += 1
+            sums[entry.state] += 1
         return sums
+
+    def lines(self) -> Iterator[LedgerEntry]:
+        """Every trajectory once, though a scan may come by one again. Page by page: all at once may be gigabytes."""
+        told: set[bytes] = set()
+        for key in _PLACES:
+            cursor = b"0"
+            while True:
+                cursor, flat = self._bus.call("HSCAN", key.at(self.job), cursor, "COUNT", _PAGE)
+                for name, raw in zip(flat[::2], flat[1::2], strict=True):
+                    if name not in told:
+                        told.add(name)
+                        yield entry_of(name.decode(), raw)
+                if cursor == b"0":
+                    break
+
+    def size(self) -> int:
+        """How many lines there are."""
+        return sum(self._bus.hlen(key.at(self.job)) for key in (HELD, ENTRIES))
 
     def attempt(self, trajectory: str) -> int:
         """The attempt that may now sample it. Raises `UnknownTrajectory`."""
@@ -150,6 +171,16 @@ class LedgerView:
     def claimed_version(self) -> int:
         """The version whose update was claimed last, -1 before the first claim."""
         return int(self._bus.hget(CLAIMS.at(self.job), "version") or -1)
+
+    def _stored(self, trajectories: Sequence[str]) -> dict[str, bytes]:
+        """Their lines as stored, wherever they lie."""
+        found: dict[str, bytes] = {}
+        for key in _PLACES:
+            absent = [name for name in trajectories if name not in found]
+            for name, raw in zip(absent, self._bus.hmget(key.at(self.job), absent), strict=True):
+                if raw is not None:
+                    found[name] = raw
+        return found
 
     def _known(self, trajectory: str) -> LedgerEntry:
         entry = self.entry(trajectory)

@@ -6,7 +6,7 @@ local ids, answers, groups, changed, kept, fenced = {}, {}, {}, {}, {}, 0
 for i = 8, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
 
 local function write()
-  each('HSET', ENTRIES, kept)
+  keep_held(kept)
   kept = {}
 end
 

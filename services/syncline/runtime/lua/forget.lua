@@ -11,5 +11,6 @@ end
 each('XACK', RECORDS, records, 'trainer')
 each('XDEL', RECORDS, records)
 each('HSET', ENTRIES, kept)
+each('HDEL', HELD, ARGV)
 each('HDEL', REWARDS, ARGV)
 return false

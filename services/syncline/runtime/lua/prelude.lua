@@ -1,14 +1,9 @@
-local ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, RECORDS, DEAD, OUTCOMES = unpack(KEYS)
+local HELD, ENTRIES, COUNTS, GROUPS, READY, REWARDS, CLAIMS, WORK, RECORDS, DEAD, OUTCOMES = unpack(KEYS)
 local STATE, ATTEMPT, WORKER, NUMBER, EPOCH, GROUP, INDEX, PROMPT = 1, 2, 3, 4, 5, 6, 7, 8
 local UPDATE, WORK_ID, RECORD, REASON, REWARD, RETRY, SAMPLED = 9, 10, 11, 12, 13, 14, 15
 local SIZE, ACCOUNTED, ENDED, OLDEST, PHASE, CLAIM, DEMAND = 1, 2, 3, 4, 5, 6, 7
 local call, pack, unpack_ = redis.call, cmsgpack.pack, cmsgpack.unpack
 
-local function entry_of(id)
-  local raw = call('HGET', ENTRIES, id)
-  return raw and unpack_(raw)
-end
-local function keep(id, e) call('HSET', ENTRIES, id, pack(e)) end
 local function count(name, by) call('HINCRBY', COUNTS, name, by) end
 
 -- Calls `command` with `first` and the list, in pieces that fit the Lua stack (pieces hold whole pairs).
@@ -22,13 +17,35 @@ local function each(command, first, list, second)
     end
   end
 end
+
+-- A line lies in HELD as long as a work item or a record is its own, and from then on in ENTRIES, which grows with the
+-- job: a line goes there once. A job that was begun before there was HELD has them all in ENTRIES; they move when written.
+local function entry_of(id)
+  local raw = call('HGET', HELD, id) or call('HGET', ENTRIES, id)
+  return raw and unpack_(raw)
+end
 -- Entries of many trajectories, false where there is none.
 local function entries_of(ids)
   local found = {}
   for i = 1, #ids, 2000 do
-    for _, raw in ipairs(call('HMGET', ENTRIES, unpack(ids, i, math.min(i + 1999, #ids)))) do
+    for n, raw in ipairs(call('HMGET', HELD, unpack(ids, i, math.min(i + 1999, #ids)))) do
+      raw = raw or call('HGET', ENTRIES, ids[i + n - 1])
       found[#found + 1] = raw and unpack_(raw)
     end
   end
   return found
+end
+-- Lines that hold something: id, packed line, id, packed line.
+local function keep_held(kept)
+  for i = 1, #kept, 2000 do
+    local last = math.min(i + 1999, #kept)
+    if call('HSET', HELD, unpack(kept, i, last)) > 0 then
+      for n = i, last, 2 do call('HDEL', ENTRIES, kept[n]) end
+    end
+  end
+end
+local function keep(id, e)
+  if e[WORK_ID] ~= '' or e[RECORD] ~= '' then return keep_held({id, pack(e)}) end
+  call('HSET', ENTRIES, id, pack(e))
+  call('HDEL', HELD, id)
 end

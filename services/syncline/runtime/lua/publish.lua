@@ -34,7 +34,7 @@ for i, e in ipairs(entries_of(ids)) do
   at = at + #names
 end
 if #done > 0 then
-  each('HSET', ENTRIES, kept)
+  keep_held(kept)
   each('XACK', WORK, done, 'rollout')
   each('XDEL', WORK, done)
   count('running', -#done)

@@ -34,7 +34,7 @@ for _, claimed in ipairs(groups) do
 end
 local trained = #ARGV - 1
 if #kept ~= 2 * trained then return 'some of the trajectories are not claimed for it, or named twice' end
-each('HSET', ENTRIES, kept)
+keep_held(kept)
 for _, group in ipairs(told) do
   local mine = group[3]
   if #mine > 0 then tell(group[1], group[2], 'trained', '', scores_of(mine))
