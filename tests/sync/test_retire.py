@@ -26,6 +26,7 @@ def test_a_sync_that_was_overtaken_deletes_nothing(redis_url: str, job: str, tmp
         control = world.control
         assert control is not None
         control.take_minted()
+        control.publish()
         held = [VersionId(0, number) for number in range(3)]
         assert store.manifests() == held, "the third goes beyond retention, and nothing is retired yet"
 

@@ -197,6 +197,7 @@ class World:
             control.take_acks()
             control.look()
             control.take_minted()
+            control.publish()
             control.take_compared()
             control.retire()
         except Killed:

@@ -259,9 +259,10 @@ class BlobStore:
     def _settle(self) -> None:
         """Bring to the disk what was added inside `hold()` and is not known to be there, and its names."""
         loose = set(self._loose)
-        sync_files(self.path(digest) for digest in loose)
-        self._loose -= loose
-        sync_folder(self._blobs)
+        if loose:
+            sync_files(self.path(digest) for digest in loose)
+            sync_folder(self._blobs)
+            self._loose -= loose
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:

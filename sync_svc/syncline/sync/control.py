@@ -88,8 +88,9 @@ class Control:
                 self._records.retired(version, time.time())  # the last process died between the two
         for id, minted in sorted(pending, key=lambda pair: pair[1].version):
             state = records[minted.version].state if minted.version in records else "minted"
-            if state in ("retired", "failed"):
-                self._over(id, minted)
+            if state in ("retired", "failed"):  # only its entry and export are left
+                self._write(acknowledged(MINTED.at(self._job), id))
+                self._publisher.drop_export(minted)
                 continue
             self._hear(id, minted)
             try:
@@ -129,9 +130,12 @@ class Control:
         self._tell(*self._fleet.look(known, time.monotonic()), m.Tick())
 
     def take_minted(self) -> None:
-        """Hear of new versions, and convert and publish the newest one if it is not yet."""
+        """Hear of new versions."""
         for id, minted in self._mail.new(MINTED, Minted):
             self._hear(id, minted)
+
+    def publish(self) -> None:
+        """Convert and publish the newest version if it is not yet, and may be."""
         proven = any(offer.ended == "active" for offer in self.state.offers.values())
         for version in self._proofs.next(self.state):
             minted = self._entries[version][1]
@@ -251,11 +255,6 @@ class Control:
         self._write([*self._records.commands(), *commands, *causes])
         for _, minted in gone:
             self._publisher.drop_export(minted)
-
-    def _over(self, id: str, minted: Minted) -> None:
-        """A version whose end is on record: only its entry and export are left."""
-        self._write(acknowledged(MINTED.at(self._job), id))
-        self._publisher.drop_export(minted)
 
     # ---- writing what it says ----
     def _said(self, effect: m.Effect) -> list[list[Value]]:

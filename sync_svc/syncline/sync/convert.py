@@ -29,6 +29,7 @@ from syncline.sync.traced import traced
 from syncline.sync.work import Job, Pool
 
 THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
+SMALL = 16 << 20  # bytes of an export that one thread converts before several have begun
 _BAND = 8 << 20  # bytes that quantising a band takes, about
 
 
@@ -59,9 +60,11 @@ def convert(
     store: BlobStore,
     *,
     leave: Container[str] = (),
-    threads: int = THREADS,
+    threads: int | None = None,
 ) -> Converted:
     """Convert every tensor of `source` into `store`, but those in `leave`: they are not the contract's to plan.
+
+    threads   that work at once; None: `THREADS`, or one where there is little to do
 
     Under the route `bf16_bridge` low-bit tensors travel as BF16, and the engine quantises them as it loads.
     Repeating it, after a crash too, gives the same entries. Raises `BadExport` (also for a contract that does not fit
@@ -81,7 +84,7 @@ def convert(
     if where == "trainer_rank":
         ready.check_facts(plan, facts)
     limit = 2 * max((fact.nbytes for fact in facts.values()), default=0)
-    pool = Pool(threads, limit)
+    pool = Pool(threads or (1 if sum(f.nbytes for f in facts.values()) < SMALL else THREADS), limit)
     ours = _Work(source, facts, store)
     jobs = [ours.wide(e.name) for e in plan.entries if not low or e.weight is None]
     jobs += ours.parts_of(low) if where == "trainer_rank" else ours.quantised(low, pool)

@@ -10,6 +10,9 @@ Unblocked by:  the trainer that mints, workers and the validator that answer, th
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
+
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import ACKS, JOB, MINTED, PHASES, PROOFS
 from syncline.runtime.service import ServiceContext
@@ -21,29 +24,45 @@ from syncline.sync.pinned import Pinned
 from syncline.sync.publish import Publisher
 from syncline.transport.kinds import offering
 
-POLL = 0.25  # seconds after which deadlines and heartbeats are looked at, though nothing arrived
+POLL = 0.25  # seconds after which everything is looked at, though nothing arrived
+RETIRE = 1.0  # seconds after which what may be deleted is looked for, though there is always something to do
 
 
 def main(context: ServiceContext) -> None:
     """Serve until told to stop."""
     control = start(context)
-    keys = [key.at(context.job) for key in (MINTED, ACKS, PHASES, PROOFS)]
-    cursors = {key: context.bus.last_id(key) for key in keys}
+    streams = {key.at(context.job): key.name for key in (MINTED, ACKS, PHASES, PROOFS)}
+    cursors = {stream: context.bus.last_id(stream) for stream in streams}
+    arrived: set[str] = set()
+    retired = time.monotonic()
     try:
         while not context.stop_requested():
             context.require_same_server()
-            control.follow_phase()
-            control.take_acks()
-            control.look()
-            control.take_minted()
-            control.take_proofs()
-            control.take_compared()
-            control.retire()
+            turn(control, arrived or set(streams.values()))
+            if not arrived or time.monotonic() > retired + RETIRE:
+                control.retire()
+                retired = time.monotonic()
             context.ready(True)
-            arrived = context.bus.read(cursors, POLL)
-            cursors.update({key: entries[-1].id for key, entries in arrived.items()})
+            found = context.bus.read(cursors, POLL)
+            cursors.update({stream: entries[-1].id for stream, entries in found.items()})
+            arrived = {streams[stream] for stream in found}
     finally:
         control.close()
+
+
+def turn(control: Control, news: Collection[str]) -> None:
+    """One step. `news`: names of the streams to look into; time passes, and work beside the loop ends, in each."""
+    if PHASES.name in news:
+        control.follow_phase()
+    if ACKS.name in news:
+        control.take_acks()
+    control.look()
+    if MINTED.name in news:
+        control.take_minted()
+    control.publish()
+    if PROOFS.name in news:
+        control.take_proofs()
+    control.take_compared()
 
 
 def start(context: ServiceContext) -> Control:
