@@ -33,6 +33,7 @@ from syncline.scheduler.waits import judge_waits, waits
 PAGE = 200  # events folded before a save
 LEAK = 1.1  # times its baseline that a sleeping engine may hold
 BEAT = 1.0  # seconds between samples of the ledger
+NOTE = 0.5  # seconds between looks at how groups ended, while no prompt is drawn
 
 
 class Job:
@@ -46,7 +47,7 @@ class Job:
         self._lookout = Lookout(tools, job, spec, self._ledger)
         self._guests = Guests(tools, job, spec)
         self._since, self._stage = steady.now(), saved.state.stage
-        self._beat = 0.0
+        self._beat = self._noted = 0.0
         self._judge: JudgeStatus | None = None
         self._fields: dict[str, str] = {}  # of the job hash, as written last
 
@@ -89,15 +90,18 @@ class Job:
         view, watch = self._lookout.view, self.saved.watch
         if self._feeder.submit(watch):  # a predecessor's: the view does not show it yet
             return
-        self._feeder.note(watch)
+        groups = 0
         if view is not None and STANCES[self.state.stage].gate == "open":
             schedule, batch = self.spec.schedule, self.spec.batch.groups
             extra = self.spec.prompts.extra(batch)
             groups = observe.room(self.state, view, batch, schedule.max_lag, extra, schedule.lag_policy)
-            if groups:
-                self._feeder.draw(watch, groups)
-                self.write()
-                self._feeder.submit(watch)
+        if groups or time.monotonic() - self._noted >= NOTE:
+            self._noted = time.monotonic()
+            self._feeder.note(watch)
+        if groups:
+            self._feeder.draw(watch, groups)
+            self.write()
+            self._feeder.submit(watch)
         self._feeder.again()
 
     def tell(self) -> None:

@@ -13,10 +13,13 @@ import msgspec
 
 from syncline.contract import events as e
 from syncline.contract.job import JobSpec
+from syncline.contract.streams import CLAIMS, GROUPS
 from syncline.runtime import steady
 from syncline.runtime.bus import Bus
 from syncline.runtime.errands import Errands
 from syncline.runtime.ledger import Ledger
+from syncline.runtime.ledger_shapes import GROUP
+from syncline.runtime.messages import pairs_of
 from syncline.runtime.settings import Settings
 from syncline.scheduler import observe, pool, scaling
 from syncline.scheduler.barren import Barren
@@ -29,6 +32,7 @@ from syncline.scheduler.waits import waits
 
 PATIENCE = 2.0  # seconds for which a batch must look short: the trainer may be about to claim
 APPLY = 0.3  # seconds between looks at the processes
+COUNT = 0.5  # seconds between looks at the ledger's sums
 
 
 class Tools(msgspec.Struct, frozen=True):
@@ -53,7 +57,7 @@ class Lookout:
         self.view: observe.Seen | None = None
         self._short: float | None = None
         self._barren = Barren(spec)
-        self._applied = float("-inf")
+        self._applied = self._counted = float("-inf")
 
     def look(self, saved: Saved, since: float) -> list[e.Event]:
         """Where the world differs from `saved`. `since`: wall-clock second at which the stage was entered."""
@@ -92,10 +96,14 @@ class Lookout:
     def _see(self, state: State) -> observe.Seen | None:
         """The ledger's state, or None if a claim was made or undone while it was read."""
         schedule = self._spec.schedule
-        before = self._ledger.claimed_version()
-        groups = self._ledger.groups()
-        if self._ledger.claimed_version() != before:
+        claimed = ("HGET", CLAIMS.at(self._job), "version")
+        before, fields, after = self._tools.bus.many([claimed, ("HGETALL", GROUPS.at(self._job)), claimed])
+        if after != before:
             return None
+        groups = {
+            int(name): GROUP.decode(raw)
+            for name, raw in sorted(pairs_of(fields).items(), key=lambda field: int(field[0]))
+        }
         draining = state.stage == "drain"
         members = (
             [m for g, it in groups.items() for m in self._ledger.members(g, it.size)] if draining else []
@@ -103,7 +111,7 @@ class Lookout:
         return observe.seen(
             groups,
             members,
-            before,
+            int(before or -1),
             -1 if state.minted is None else state.minted.number,
             self._spec.batch.groups,
             schedule.max_lag,
@@ -150,6 +158,9 @@ class Lookout:
 
     def _in_vain(self, watch: Watch) -> list[e.Event]:
         """A `Failed` when whole batches have failed and nothing came of any: what is submitted next would too."""
+        if time.monotonic() - self._counted < COUNT:
+            return []
+        self._counted = time.monotonic()
         failed = self._barren.failed_in_a_row(self._ledger.counts())
         if not failed:
             return []

@@ -38,6 +38,7 @@ from syncline.scheduler.saved import SERVICE, load
 from syncline.scheduler.validating import Gate
 
 LOOK = 0.5  # seconds between looks at the list of jobs
+ASKED = 0.2  # seconds between looks at what users ask for, while a job runs
 
 _TAKE = """
 -- KEYS: requests, events of the job. ARGV: group, id of the request, packed event. 1: taken now; 0: it was before.
@@ -64,13 +65,19 @@ class Queue:
         self._tools, self._bus = tools, tools.bus
         self.current: Job | Gate | None = None
         self._ended: set[str] = set()
-        self._looked = float("-inf")
+        self._looked = self._asked = float("-inf")
         self._bus.ensure_group(REQUESTS.at(), GROUP_SCHEDULER)
         self._old: list[Entry] = list(self._bus.group_pending(REQUESTS.at(), GROUP_SCHEDULER, SERVICE))
 
     # ---- requests --------------------------------------------------------------------------------------------
     def take_requests(self, block: float | None = None) -> None:
-        """Turn what users asked for into events; those that a killed scheduler had taken come first."""
+        """Turn what users asked for into events; those that a killed scheduler had taken come first.
+
+        block   seconds to wait for the first; None: not at all, and there was a look a moment ago
+        """
+        if block is None and time.monotonic() - self._asked < ASKED:
+            return
+        self._asked = time.monotonic()
         new = self._bus.group_read(REQUESTS.at(), GROUP_SCHEDULER, SERVICE, 100, None if self._old else block)
         for entry in (*self._old, *new):
             try:

@@ -219,8 +219,13 @@ class LocalLauncher(Launcher):
     # ---- what is there -------------------------------------------------------------------------------------
     def _refresh(self) -> None:
         for record in self._records.values():
-            if not record.dead and record.pid is not None and not alive(record.pid, record.created):
+            if not record.dead and record.pid is not None and not self._alive(record.pid, record.created):
                 self._bury(record, record.pid)
+
+    def _alive(self, pid: int, created: float) -> bool:
+        """`alive`; of a child of this process's own the system tells by itself whether it has ended."""
+        child = self._children.get(pid)
+        return alive(pid, created) if child is None else child.poll() is None
 
     def _bury(self, record: _Record, pid: int) -> None:
         child = self._children.pop(pid, None)
