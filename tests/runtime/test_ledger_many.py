@@ -1,4 +1,4 @@
-"""Several at once are as one after another: begin_many and publish_many against begin and publish."""
+"""Several at once are as one after another: begin_many, publish_many, reward_many against begin, publish, reward."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import secrets
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from records import items, record
+from records import items, record, scored
 
 from syncline.contract.streams import COUNTS, GROUP_ROLLOUT, TRAJECTORIES, WORK
 from syncline.contract.token_path import decode, trajectory_id
 from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import Bus
-from syncline.runtime.ledger import Ledger, Policy, StampMismatch
+from syncline.runtime.ledger import Demand, Ledger, Policy, StampMismatch
 
 GROUPS, SIZE = 3, 2
 V0, V1 = VersionId(0, 0), VersionId(0, 1)
@@ -31,12 +31,12 @@ def bus(redis_url: str) -> Bus:
     return Bus(redis_url)
 
 
-def submitted(bus: Bus, policy: Policy, job: str = "") -> Ledger:
+def submitted(bus: Bus, policy: Policy, job: str = "", demand: Demand = "") -> Ledger:
     ledger = Ledger(
         bus, job or "j" + secrets.token_hex(5), batch_groups=1, max_lag=1, policy=policy, max_attempts=3
     )
     for group in range(GROUPS):
-        assert ledger.submit(items(ledger.job, group, SIZE), SIZE)
+        assert ledger.submit(items(ledger.job, group, SIZE), SIZE, demand)
     return ledger
 
 
@@ -45,7 +45,10 @@ def shown(ledger: Ledger) -> object:
     lines = ledger.entries(
         trajectory_id(ledger.job, g, i) for g in range(GROUPS) for i in range(SIZE)
     ).values()
-    told = [(line.group, line.index, line.state, line.attempt, line.worker, line.version) for line in lines]
+    told = [
+        (line.group, line.index, line.state, line.attempt, line.worker, line.version, line.reward)
+        for line in lines
+    ]
     return told, ledger.groups(), ledger._bus.hgetall(COUNTS.at(ledger.job))
 
 
@@ -64,6 +67,48 @@ def test_many_begin_as_one_after_another(
         asked = [(trajectory_id(together.job, group, index), attempt) for group, index, attempt in members]
         assert together.begin_many(asked, worker, version) == one_by_one
         assert shown(together) == shown(alone)
+
+
+_REWARDS = st.lists(
+    st.tuples(
+        st.integers(0, GROUPS),
+        st.integers(0, SIZE - 1),
+        st.sampled_from([1, 1, 1, 2]),
+        st.sampled_from([0.0, 1.0]),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(
+    demand=st.sampled_from(["", "signal"]),
+    buffered=st.integers(1, GROUPS * SIZE),
+    calls=st.lists(_REWARDS, max_size=3),
+)
+def test_many_are_rewarded_as_one_after_another(
+    bus: Bus, demand: Demand, buffered: int, calls: list[list[tuple[int, int, int, float]]]
+) -> None:
+    """Some twice, some of another attempt, some not published and some unknown."""
+    alone, together = submitted(bus, "expire", demand=demand), submitted(bus, "expire", demand=demand)
+    for ledger in (alone, together):
+        names = [trajectory_id(ledger.job, n % GROUPS, n // GROUPS) for n in range(buffered)]
+        assert set(ledger.begin_many([(name, 1) for name in names], "w0", V0)) == {"go"}
+        assert set(ledger.publish_many([(record(name, 1, V0), "0-1") for name in names])) == {"published"}
+    for call in calls:
+        told = [
+            [
+                scored(trajectory_id(ledger.job, group, index), attempt, value)
+                for group, index, attempt, value in call
+            ]
+            for ledger in (alone, together)
+        ]
+        assert together.reward_many(told[1]) == [alone.reward(one) for one in told[0]]
+        assert shown(together) == shown(alone)
+        assert together.ready_groups() == alone.ready_groups()
+        ended = [[outcome for _, outcome in ledger.outcomes("0", 100)] for ledger in (alone, together)]
+        assert ended[0] == ended[1]
 
 
 def test_a_repeated_call_begins_nothing_twice(bus: Bus) -> None:

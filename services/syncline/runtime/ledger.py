@@ -65,6 +65,7 @@ __all__ = [
 
 
 Begun = Literal["go", "wait", "fenced"]
+REWARDS_AT_ONCE = 128  # that one transaction takes: others wait for it meanwhile
 
 
 class Ledger(LedgerView):
@@ -189,15 +190,20 @@ class Ledger(LedgerView):
         return self.reward_many([reward])[0]
 
     def reward_many(self, rewards: Sequence[Reward]) -> list[bool]:
-        """`reward` for several, each a transaction by itself, in one round trip. Raises `ValueError` unless a value
-        is finite exactly when its state is `scored`.
+        """`reward` for several, in order and in one round trip, which is some transactions. Raises `ValueError` unless
+        a value is finite exactly when its state is `scored`.
         """
         for one in rewards:
             if (one.state == "scored") != (one.value is not None and math.isfinite(one.value)):
                 story = f"reward of {one.trajectory} is {one.state} with value {one.value}"
                 raise ValueError(f"{story}: a value is finite if scored and None otherwise")
-        calls = [(self._keys, (self.job, r.trajectory, r.attempt, r.state, pack(r))) for r in rewards]
-        return [bool(done) for done in self._bus.script_many(lua.REWARD, calls)]
+        calls: list[tuple[list[str], list[Value]]] = []
+        for at in range(0, len(rewards), REWARDS_AT_ONCE):
+            args: list[Value] = [self.job]
+            for r in rewards[at : at + REWARDS_AT_ONCE]:
+                args += [r.trajectory, r.attempt, r.state, pack(r)]
+            calls.append((self._keys, args))
+        return [bool(done) for reply in self._bus.script_many(lua.REWARD, calls) for done in reply]
 
     # ---- trainer ------------------------------------------------------------------------------------------
     def claim(self, update: int, version: int) -> Claim | None:

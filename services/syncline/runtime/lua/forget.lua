@@ -8,7 +8,6 @@ for i, e in ipairs(entries_of(ARGV)) do
     kept[#kept + 1], kept[#kept + 2] = ARGV[i], pack(e)
   end
 end
-each('XACK', RECORDS, records, 'trainer')
 each('XDEL', RECORDS, records)
 each('HSET', ENTRIES, kept)
 each('HDEL', HELD, ARGV)

@@ -36,7 +36,6 @@ local function close(id, e, state, reason)
     call('XACK', WORK, 'rollout', e[WORK_ID])
     call('XDEL', WORK, e[WORK_ID])
   else
-    call('XACK', RECORDS, 'trainer', e[RECORD])
     call('XDEL', RECORDS, e[RECORD])
     call('HDEL', REWARDS, id)
   end

@@ -1,13 +1,35 @@
--- ARGV: job, trajectory, attempt, state, packed reward. 1, or 0: fenced or rewarded already.
-local id, e = ARGV[2], entry_of(ARGV[2])
-if not e or e[STATE] ~= 'buffered' or e[ATTEMPT] ~= tonumber(ARGV[3]) or e[REWARD] ~= '' then
-  count('refused', 1)
-  return 0
+-- ARGV: job; then trajectory, attempt, state and packed reward of each. For each, in order: 1, or 0: fenced or rewarded
+-- already. What one is told counts for those behind it.
+local ids, answers, kept, rewards, left, refused = {}, {}, {}, {}, {}, 0
+for at = 2, #ARGV, 4 do ids[#ids + 1] = ARGV[at] end
+local lines = entries_of(ids)
+for i, e in ipairs(lines) do
+  local id, at = ids[i], 4 * i - 2
+  if not e or e[STATE] ~= 'buffered' or e[ATTEMPT] ~= tonumber(ARGV[at + 1]) or e[REWARD] ~= '' or rewards[id] then
+    refused = refused + 1
+    answers[i] = 0
+  else
+    e[REWARD] = ARGV[at + 2]
+    kept[#kept + 1], kept[#kept + 2] = id, pack(e)
+    rewards[#rewards + 1], rewards[#rewards + 2], rewards[id] = id, ARGV[at + 3], true
+    left[e[GROUP]] = (left[e[GROUP]] or 0) + 1
+    answers[i] = 1
+  end
 end
-e[REWARD] = ARGV[4]
-keep(id, e)
-call('HSET', REWARDS, id, ARGV[5])
-local g = group_of(e[GROUP])
-g[ACCOUNTED] = g[ACCOUNTED] + 1
-settle(e[GROUP], g)
-return 1
+keep_held(kept)
+each('HSET', REWARDS, rewards)
+-- each group once, when the last of its rewards is reached
+local given = {}
+for i, e in ipairs(lines) do
+  local name = e and e[GROUP]
+  if answers[i] == 1 then
+    given[name] = (given[name] or 0) + 1
+    if given[name] == left[name] then
+      local g = group_of(name)
+      g[ACCOUNTED] = g[ACCOUNTED] + given[name]
+      settle(name, g)
+    end
+  end
+end
+if refused > 0 then count('refused', refused) end
+return answers
