@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from syncline.runtime.durable import write_whole
-from syncline.runtime.segments import BadSegment
+from syncline.runtime.segments import BadSegment, packed
 
 SCHEMA = pa.schema(
     [
@@ -64,9 +64,7 @@ def write_probes(folder: Path, update: int, version: str, rows: list[ProbedToken
     table = pa.Table.from_pylist([msgspec.structs.asdict(row) for row in rows], schema=schema)
     path = probes_path(folder, update)
     path.parent.mkdir(parents=True, exist_ok=True)
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    write_whole(path, memoryview(sink.getvalue()))
+    write_whole(path, packed(table))
     return path
 
 

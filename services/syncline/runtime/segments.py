@@ -24,6 +24,7 @@ from syncline.runtime.durable import write_first, write_whole
 from syncline.runtime.segment_files import listed
 from syncline.runtime.segment_schema import SCHEMA, SCORES, column_floats, row_of, trajectory_of
 
+SMALL = 1 << 20  # bytes of a table, uncompressed, up to which Snappy is enough
 _REWARD = ("state", "value", "reason", "judge", "seconds", "attempt")  # columns `reward_...`
 
 
@@ -138,7 +139,7 @@ def write_new(folder: Path, segment: Segment) -> bool:
     """`write`, unless that update has a segment already. False: another one is there, and stays."""
     folder.mkdir(parents=True, exist_ok=True)
     path = segment_path(folder, segment.update)
-    return write_first(path, _bytes(_table_of(segment))) or read(path) == segment
+    return write_first(path, packed(_table_of(segment))) or read(path) == segment
 
 
 def read(path: Path) -> Segment:
@@ -268,13 +269,14 @@ def _table_of(segment: Segment) -> pa.Table:
 
 def _put(path: Path, table: pa.Table) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _bytes(table))
+    write_whole(path, packed(table))
     return path
 
 
-def _bytes(table: pa.Table) -> memoryview:
+def packed(table: pa.Table) -> memoryview:
+    """The file's bytes. Of a small table Zstandard takes longer to begin on each column than to write the others."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd" if table.nbytes > SMALL else "snappy")
     return memoryview(sink.getvalue())
 
 
