@@ -58,11 +58,11 @@ def rows_of(samples: Sequence[Sample], device: torch.device) -> Rows:
     meets one, so what a row says does not depend on its neighbours.
     """
     width = max(fed(s) for s in samples)
-    ids_BT = torch.zeros(len(samples), width, dtype=torch.int64)
-    mask_BT = torch.zeros(len(samples), width, dtype=torch.int64)
-    for b, sample in enumerate(samples):
-        ids_BT[b, : fed(sample)] = torch.tensor(sample.tokens[: fed(sample)], dtype=torch.int64)
-        mask_BT[b, : fed(sample)] = 1
+    padded = array("i")
+    for sample in samples:
+        padded += sample.tokens[: fed(sample)] + array("i", bytes(4 * (width - fed(sample))))
+    ids_BT = torch.frombuffer(padded, dtype=torch.int32).view(len(samples), width).long()
+    mask_BT = (torch.arange(width) < torch.tensor([fed(s) for s in samples])[:, None]).long()
     lengths_B = torch.tensor([len(s.positions) for s in samples])
     positions_N = torch.tensor([p for s in samples for p in s.positions])
     target_N = torch.tensor([s.tokens[p] for s in samples for p in s.positions])

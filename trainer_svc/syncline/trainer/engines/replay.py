@@ -53,7 +53,7 @@ class Routes:
         agree with the recorded ones; None: the sample has no record. Under replay "freely" means: given what the
         replayed layers below made of the router's input.
         """
-        records = [self._record(sample) for sample in samples]
+        records = self._records(samples)
         counts: list[RouteCounts | None] = []
         recorded_BTLK = self._padded(records, columns)
         if self._replay:
@@ -71,8 +71,22 @@ class Routes:
         found = RouteCounts.of_rows(free_BTLK, recorded_BTLK, lengths_B)
         counts += [None if r is None else count for r, count in zip(records, found, strict=True)]
 
+    def _records(self, samples: Sequence[Sample]) -> list[Tensor | None]:
+        """The samples' ids for the tokens that the trainer feeds, int64 [fed, L, K] on CPU; None: it has none."""
+        records = [self._record(sample) for sample in samples]
+        there = [ids_TLK for ids_TLK in records if ids_TLK is not None]
+        try:
+            if there:
+                self._tap.routing.check(torch.cat(there), "the update's trajectories")
+        except CannotReplay:
+            for sample, ids_TLK in zip(samples, records, strict=True):  # which one it is
+                if ids_TLK is not None:
+                    self._tap.routing.check(ids_TLK, f"trajectory {sample.trajectory}")
+            raise
+        return [None if r is None else r[: fed(sample)] for r, sample in zip(records, samples, strict=True)]
+
     def _record(self, sample: Sample) -> Tensor | None:
-        """The sample's ids for the tokens that the trainer feeds, int64 [fed, L, K] on CPU."""
+        """The sample's ids, int64 [tokens, L, K], of the right shape; which experts, nobody has looked."""
         name = f"trajectory {sample.trajectory}"
         if sample.routes is None:
             if self._replay:
@@ -80,13 +94,14 @@ class Routes:
                     f"{name} has no expert ids, and trainer.router_replay replays every trajectory"
                 )
             return None
-        ids_TLK = sample.routes.ids()
-        self._tap.routing.check(ids_TLK, name)
+        ids_TLK, routing = sample.routes.ids(), self._tap.routing
+        if ids_TLK.shape[1:] != (routing.layers, routing.topk):
+            routing.check(ids_TLK, name)
         if len(ids_TLK) != len(sample.tokens) - 1:
             raise CannotReplay(
                 f"{name}: expert ids for {len(ids_TLK)} tokens, rollout fed {len(sample.tokens) - 1}"
             )
-        return ids_TLK[: fed(sample)]
+        return ids_TLK
 
     def _padded(self, records: Sequence[Tensor | None], columns: int) -> Tensor:
         """[B, T, L, K]."""

@@ -199,8 +199,7 @@ class Live:
         else:
             files = write_converted(folder, file, weights, dtype, plan)
         config = (self.loaded.folder.path / CONFIG_FILE).read_bytes()
-        files[CONFIG_FILE] = write_file(folder / CONFIG_FILE, config)
-        sync_folder(folder)
+        files[CONFIG_FILE] = write_file(folder / CONFIG_FILE, config)  # and the folder's names with it
         sync_folder(folder.parent)
         return files
 

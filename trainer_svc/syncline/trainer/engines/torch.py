@@ -11,6 +11,7 @@ the bit.
 
 from __future__ import annotations
 
+import math
 import shutil
 from array import array
 from collections.abc import Iterator, Sequence
@@ -237,11 +238,13 @@ class TorchEngine:
                 reference_N = sampled_logprobs(model, rows, False)[0]
         in_loss_N, inputs = loss_inputs(rows.lengths_B, samples, logprobs_N, entropy_N, reference_N)
         parts = split(logprobs_N.detach(), rows.lengths_B)
-        bad = [
-            f"logprobs of {s.trajectory}"
-            for s, part in zip(samples, parts, strict=True)
-            if not bool(torch.tensor(part).isfinite().all())
-        ]
+        bad: list[str] = []
+        if not bool(logprobs_N.detach().isfinite().all()):
+            bad = [
+                f"logprobs of {sample.trajectory}"
+                for sample, part in zip(samples, parts, strict=True)
+                if not all(map(math.isfinite, part))
+            ]
         weights_N = torch.zeros_like(logprobs_N).masked_fill(in_loss_N, 1.0).detach()
         if normaliser.tokens == 0:
             return Part(0.0, Tally(), bad, parts, split(weights_N, rows.lengths_B), routes)
