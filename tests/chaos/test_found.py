@@ -14,6 +14,7 @@ FOUND = (
     ("harm:Redis comes back a moment older", 505065623),
     ("harm:Redis comes back a moment older", 859589524),
     ("harm:Redis comes back a moment older", 859589530),
+    ("harm:Redis comes back a moment older", 666500810),
     ("harm:the script cache is emptied", 69705451),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import hypothesis.strategies as st
 import pytest
@@ -72,6 +72,26 @@ def test_overdue_are_those_whose_lag_would_be_over(begun: dict[int, int], versio
     assert lag.overdue(begun, version, max_lag) == sorted(
         g for g, v in begun.items() if version - v > max_lag
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=7), CLAIMED, BATCH, LAG)
+def test_without_the_unusable_all_fit_and_no_fewer_would_do(
+    groups: list[tuple[int, bool]], claimed: int, batch: int, max_lag: int
+) -> None:
+    begun = dict(enumerate(oldest for oldest, _ in groups))
+    ready = {group for group, (_, is_ready) in enumerate(groups) if is_ready}
+
+    def fits(without: tuple[int, ...]) -> bool:
+        return schedule([v for g, v in begun.items() if g not in without], claimed, batch, max_lag)
+
+    found = lag.unusable(begun, ready, claimed, batch, max_lag)
+    assert fits(tuple(found))
+    if found:
+        assert not any(fits(fewer) for fewer in combinations(begun, len(found) - 1))
+    for group in found:  # none goes for one that is due by the same version and is not ready
+        assert group not in ready or all(
+            other in found for other in begun if begun[other] == begun[group] and other not in ready
+        )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ last one made if the same holds with it counted. Credits bound volume only: see 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 def due(oldest: int, max_lag: int) -> int:
@@ -57,6 +57,23 @@ def claim(
 def overdue(open_oldest: Mapping[int, int], version: int, max_lag: int) -> list[int]:
     """Open groups that may no longer be trained at `version` (their lag would exceed `max_lag`)."""
     return sorted(group for group, oldest in open_oldest.items() if due(oldest, max_lag) < version)
+
+
+def unusable(
+    open_oldest: Mapping[int, int], ready: Collection[int], claimed: int, batch: int, max_lag: int
+) -> list[int]:
+    """The fewest groups without which the updates after `claimed` can take the others within the bound.
+
+    None while every `may_start` and `claim` knew all that went before it; a Redis that came back older did not. Of
+    groups that are due by the same version, those that are not `ready` are left out first.
+    """
+    kept, without = 0, list[int]()
+    for group in sorted(open_oldest, key=lambda one: (due(open_oldest[one], max_lag), one not in ready, one)):
+        if kept < max(0, due(open_oldest[group], max_lag) - claimed) * batch:
+            kept += 1
+        else:
+            without.append(group)
+    return sorted(without)
 
 
 def credits(max_lag: int, batch: int, open_groups: int) -> int:

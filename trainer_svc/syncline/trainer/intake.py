@@ -6,6 +6,9 @@ ledger entry names; whatever a dead trainer had in hand is still there for the n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from syncline.contract import lag
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import DEAD, REWARDS, TRAJECTORIES
 from syncline.contract.token_path import BadTrajectory, Reward, Trajectory, decode
@@ -18,6 +21,10 @@ from syncline.trainer.batch import decide
 DEAD_CAP = 10_000
 
 
+class ClaimForgotten(RuntimeError):
+    """Redis came back older than the claim: the ledger no longer knows what it gave out."""
+
+
 class Intake:
     """The way from the ledger to a segment, for one job."""
 
@@ -28,7 +35,7 @@ class Intake:
         self.cursor = "0"  # newest stream id fetched
 
     def segment(self, claim: Claim, base: VersionId) -> Segment:
-        """What the claim's update will consume. Writes nothing but dead letters."""
+        """What the claim's update will consume. Writes nothing but dead letters. Raises `ClaimForgotten`."""
         records, lost = self._records(claim)
         rewards = self._rewards(claim)
         return Segment(
@@ -52,10 +59,30 @@ class Intake:
         """Under lag policy `expire`: end groups that are over the bound at `version`; how many there were."""
         if self._spec.schedule.lag_policy != "expire":
             return 0
-        groups = self._ledger.overdue(version)
+        why = f"over the lag bound of {self._spec.schedule.max_lag} at version {version}"
+        return self._expire(self._ledger.overdue(version), why)
+
+    def expire_unusable(self, version: int) -> int:
+        """Under lag policy `wait`: end groups for which no update from `version` on is left; how many there were.
+
+        There are none unless Redis came back older: workers were then let begin more than is still within the bound,
+        and waiting would not end.
+        """
+        if self._spec.schedule.lag_policy != "wait":
+            return 0
+        why = (
+            f"Redis came back older: at version {version}, no update within the lag bound of "
+            f"{self._spec.schedule.max_lag} is left for it"
+        )
+        groups = {n: group for n, group in self._ledger.groups().items() if group.phase != "claimed"}
+        begun = {n: group.oldest for n, group in groups.items() if group.oldest >= 0}
+        ready = {n for n, group in groups.items() if group.phase == "ready"}
+        law = self._ledger.batch_groups, self._ledger.max_lag
+        return self._expire(lag.unusable(begun, ready, version - 1, *law), why)
+
+    def _expire(self, groups: Sequence[int], why: str) -> int:
         for group in groups:
             for entry in self._ledger.members(group, self._spec.batch.group_size):
-                why = f"over the lag bound of {self._spec.schedule.max_lag} at version {version}"
                 self._ledger.end(entry.trajectory, "expired", why)
         return len(groups)
 
@@ -65,6 +92,8 @@ class Intake:
         lost: dict[str, str] = {}
         key = TRAJECTORIES.at(self._job)
         entries = self._ledger.entries(claim.trajectories)
+        if gone := [trajectory for trajectory in claim.trajectories if trajectory not in entries]:
+            raise ClaimForgotten(f"update {claim.update}: the ledger has no line of {gone[0]} any more")
         found = self._bus.entries_at(key, [entry.stream_id for entry in entries.values() if entry.stream_id])
         self.cursor = max([self.cursor, *found], key=_order)
         for trajectory in claim.trajectories:

@@ -18,6 +18,7 @@ from syncline.runtime import segments
 from syncline.runtime.ledger import Claim, LagBroken, LedgerBroken
 from syncline.runtime.service import ServiceContext
 from syncline.trainer.assembly import Parts, assemble, resident
+from syncline.trainer.intake import ClaimForgotten
 from syncline.trainer.restoring import forgotten
 from syncline.trainer.resume import REMEMBERED
 from syncline.trainer.scored import Scored
@@ -76,6 +77,9 @@ class Trainer:
         self._expired = 0
         self._answered = 0  # newest Phase.seq that was answered
         self._scored = Scored(parts.spec.schedule.updates, 0)
+        self._older = (
+            True  # Redis may have come back older; until a claim shows that the lag bound can be kept
+        )
         self._made: dict[str, int] = {}  # trajectory -> update, of the last `REMEMBERED` updates
         self._segments = parts.folder / "segments"
 
@@ -171,10 +175,13 @@ class Trainer:
         try:
             claim = self.parts.ledger.claim(number + 1, number)
         except LagBroken:
-            if not self.ctx.bus.replaced():
+            if self.ctx.bus.replaced():
+                self.remind()  # an older Redis offers what was trained long ago
+            elif not self._older:
                 raise
-            self.remind()  # an older Redis offers what was trained long ago
-            return None
+            claim = None
+        if claim is None and self._older:
+            self._expired += self.parts.intake.expire_unusable(number)
         if claim is None and waited > self.parts.spec.limits.batch_wait:
             missing = what_is_missing(self.parts.ledger, number)
             raise BatchOverdue(f"no batch for update {number + 1} within {waited:.0f} s: {missing}")
@@ -184,12 +191,14 @@ class Trainer:
             for update in again:
                 self.parts.updating.settle(segments.read(segments.segment_path(self._segments, update)))
             return None
+        self._older = self._older and claim is None
         return claim
 
     def remind(self) -> None:
         """Another Redis answers: tell it again what this trainer has made, as far as it has forgotten."""
         if self.version is None:
             return
+        self._older = True
         first = max(1, self.version.number - REMEMBERED + 1)
         for update in range(first, self.version.number + 1):
             path = segments.segment_path(self._segments, update)
@@ -217,7 +226,11 @@ class Trainer:
         """From the claim to the minted version, and a checkpoint when one is due."""
         assert self.version is not None
         parts, waited = self.parts, self.waiting.stop()
-        segment = parts.intake.segment(claim, self.version)
+        try:
+            segment = parts.intake.segment(claim, self.version)
+        except ClaimForgotten as error:  # the next turn tells the older Redis what it has forgotten
+            self.ctx.log.error("%s", error)
+            return
         parts.updating.keep(segment)
         parts.probing.ask(segment)
         made = parts.updating.make(segment, self.version.epoch)

@@ -1,0 +1,56 @@
+"""Between a claim and a segment, when Redis comes back older than what was already agreed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from world import World, spec_of
+
+from syncline.contract.version_path import VersionId
+from syncline.runtime.ledger import Claim, ClaimedGroup
+from syncline.trainer.intake import ClaimForgotten, Intake
+
+
+def intake_of(world: World) -> Intake:
+    return Intake(world.bus, world.ledger, world.spec, "h")
+
+
+def test_what_no_update_is_left_for_is_told_as_expired(redis_url: str, job: str, tmp_path: Path) -> None:
+    """Six groups begun under version 2, as a ledger allows that knows of no update; the trainer has made four."""
+    world = World(redis_url, job, tmp_path, spec_of(schedule={"max_lag": 2}))
+    groups = world.begin(6, version=2)
+    for group in groups[3:5]:
+        world.publish(group, (2,))
+    intake = intake_of(world)
+    assert intake.expire_unusable(2) == 0, "updates 3, 4 and 5 can take two each"
+    assert intake.expire_unusable(4) == 4, "update 5 can take two, and it is the last within the bound"
+    assert sorted(world.ledger.groups()) == groups[3:5], "those that are ready stay"
+    gone = world.ledger.entry(f"{job}-{groups[0]}-0")
+    assert gone is not None
+    assert gone.state == "expired"
+    assert gone.reason == (
+        "Redis came back older: at version 4, no update within the lag bound of 2 is left for it"
+    )
+    assert world.ledger.claim(5, 4) is not None
+
+
+def test_only_the_policy_that_waits_can_wait_in_vain(redis_url: str, job: str, tmp_path: Path) -> None:
+    world = World(redis_url, job, tmp_path, spec_of(schedule={"max_lag": 1, "lag_policy": "expire"}))
+    world.begin(6, version=0)
+    assert intake_of(world).expire_unusable(1) == 0
+    assert len(world.ledger.groups()) == 6
+
+
+def test_a_claim_that_the_ledger_has_forgotten_is_none(redis_url: str, job: str, tmp_path: Path) -> None:
+    world = World(redis_url, job, tmp_path, spec_of())
+    [group] = world.begin(1)
+    there = tuple(f"{job}-{group}-{i}" for i in range(2))
+    gone = tuple(f"{job}-{group + 1}-{i}" for i in range(2))
+    claim = Claim(
+        update=1,
+        version=0,
+        groups=(ClaimedGroup(group, there, ()), ClaimedGroup(group + 1, gone, ())),
+    )
+    with pytest.raises(ClaimForgotten, match=f"update 1: the ledger has no line of {gone[0]} any more"):
+        intake_of(world).segment(claim, VersionId(0, 0))
