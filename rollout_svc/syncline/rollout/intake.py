@@ -15,7 +15,7 @@ from syncline.runtime.bus import BadMessage, Bus, Entry, unpack
 from syncline.runtime.ledger import Ledger
 
 _LOG = logging.getLogger("syncline.rollout")
-_AT_ONCE = 16  # items taken between two decode steps
+_AT_ONCE = 16  # items taken between two decode steps: other workers should have some
 _ASK_AGAIN = 0.1  # seconds between two questions to the ledger about items that wait
 _SOON = 0.5  # seconds between two looks for what was handed back
 _PATIENCE = 1.0  # seconds that waiting items keep this worker from taking others
@@ -43,13 +43,22 @@ class Intake:
     name    consumer name in the group
     idle    seconds after which a silent consumer's items are taken over
     pinned  all of it is to be sampled under the one version that it began under
+    alone   there is no other worker that should have some
     """
 
     def __init__(
-        self, bus: Bus, ledger: Ledger, job: str, name: str, idle: float, pinned: bool = False
+        self,
+        bus: Bus,
+        ledger: Ledger,
+        job: str,
+        name: str,
+        idle: float,
+        pinned: bool = False,
+        alone: bool = False,
     ) -> None:
         self._bus, self._ledger, self._job, self._name, self._idle = bus, ledger, job, name, idle
         self._pinned = pinned
+        self._alone = alone
         self._key = WORK.at(job)
         self.held: dict[str, Held] = {}  # by trajectory
         self._asked = float("-inf")
@@ -84,7 +93,7 @@ class Intake:
             self._take_again(found, f"its worker was silent for {self._idle:g} s")
             room -= len(found)
         if room > 0:
-            count = min(room, _AT_ONCE)
+            count = room if self._alone else min(room, _AT_ONCE)
             self._take_new(self._bus.group_read(self._key, GROUP_ROLLOUT, self._name, count, None))
 
     def begin(self, version: VersionId, room: int, submit: Callable[[Held], None]) -> None:

@@ -17,7 +17,7 @@ from syncline.runtime.ledger import Ledger
 from syncline.runtime.tracing import record
 
 _LOG = logging.getLogger("syncline.rollout")
-_TOGETHER = 32  # sessions that are published at once, however soon they follow one another
+_TOGETHER = 64  # sessions that are published at once, however soon they follow one another
 _WAIT = 0.02  # seconds that the first of them waits for others while tokens are sampled
 
 

@@ -187,7 +187,8 @@ def parts_of(
 ) -> tuple[Intake, Publisher]:
     """What takes and publishes the work of `job`: this one, or an evaluation of so many `groups` that is its guest."""
     ledger = Ledger.under(bus, job, spec, groups)
-    intake = Intake(bus, ledger, job, name, spec.limits.worker_idle, pinned=groups is not None)
+    idle, alone = spec.limits.worker_idle, spec.rollout.most == 1
+    intake = Intake(bus, ledger, job, name, idle, alone=alone, pinned=groups is not None)
     publisher = Publisher(
         ledger,
         intake,

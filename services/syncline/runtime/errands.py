@@ -148,6 +148,8 @@ class Errands:
                 headers={"traceparents": [e.traceparent for e in part]},
                 queue=QUEUE,
                 countdown=delay or None,
+                argsrepr=f"{len(part)} of {job}",  # to be told in logs: Celery's own takes as long as the sending
+                kwargsrepr="",
             )
 
     def close(self) -> None:
