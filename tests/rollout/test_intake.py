@@ -8,6 +8,7 @@ import pytest
 from waiting import wait_until
 from worker_world import World, world
 
+import syncline.rollout.intake as intake_module
 from syncline.contract.token_path import SamplingConvention, Trajectory
 from syncline.contract.version_path import VersionId
 from syncline.rollout.engine import Chunk
@@ -50,6 +51,24 @@ def test_who_leaves_keeps_what_has_begun_and_others_take_the_rest_at_once(
         wait_until(looked, 10, "a look before that is due")
         assert {held.attempt for held in other.waiting} == {3}
         assert not set(other.held) & set(intake.held)
+
+
+def test_what_waits_is_asked_about_again_as_soon_as_another_version_serves(
+    redis_url: str, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "_ASK_AGAIN", 1000.0)
+    tight = {"batch": {"groups": 1, "group_size": 2}, "schedule": {"max_lag": 1}}
+    with world(redis_url, job, tmp_path, **tight) as w:
+        w.submit(3)
+        intake = Intake(w.bus, w.ledger, w.job, "w0", 30.0, alone=True)
+        intake.recover()
+        intake.take(64)
+        assert len(intake.waiting) == 6, "alone it takes all"
+        held: list[Held] = []
+        for number, begun in ((0, 4), (0, 4), (1, 6)):
+            intake.begin(VersionId(0, number), 64, held.append)
+            assert len(held) == begun
+        assert [one.version for one in held] == [VersionId(0, 0)] * 4 + [VersionId(0, 1)] * 2
 
 
 def record(held: Held, oldest: VersionId) -> Trajectory:

@@ -62,6 +62,7 @@ class Intake:
         self._key = WORK.at(job)
         self.held: dict[str, Held] = {}  # by trajectory
         self._asked = float("-inf")
+        self._under: VersionId | None = None  # what the ledger was asked for last
         self._kept = time.monotonic()
         self._looked = float("-inf")
 
@@ -97,13 +98,15 @@ class Intake:
             self._take_new(self._bus.group_read(self._key, GROUP_ROLLOUT, self._name, count, None))
 
     def begin(self, version: VersionId, room: int, submit: Callable[[Held], None]) -> None:
-        """Ask the ledger for each waiting item and `submit` those that may begin under `version`.
+        """Ask the ledger for each waiting item and `submit` those that may begin under `version`: at once if that is a
+        new one, and now and then, for what is claimed meanwhile makes room under an old one as well.
 
         A `ValueError` of `submit` ends the trajectory as failed: it would fail everywhere.
         """
         waiting = self.waiting
-        if not waiting or time.monotonic() < self._asked + _ASK_AGAIN:
+        if not waiting or (version == self._under and time.monotonic() < self._asked + _ASK_AGAIN):
             return
+        self._under = version
         waiting = waiting[:room]
         asked = [(held.item.trajectory, held.attempt) for held in waiting]
         answers = self._ledger.begin_many(asked, self._name, version)
@@ -137,7 +140,7 @@ class Intake:
         return False
 
     def ask_now(self) -> None:
-        """A version has come: what waited may begin."""
+        """What waits may begin in the next turn."""
         self._asked = float("-inf")
 
     def drop(self, trajectory: str) -> None:
