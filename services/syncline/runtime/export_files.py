@@ -38,36 +38,43 @@ _ALIGNED = 8  # bytes; where the first tensor begins
 
 
 class Wrote(msgspec.Struct, frozen=True):
-    """A file that is on disk. `tensors`: name -> sha256 hex of the tensor's bytes."""
+    """A file that is on disk. `tensors`: name -> sha256 hex of the tensor's bytes; empty unless `stamped`."""
 
     sha256: str
     tensors: dict[str, str]
 
 
-def write_tensors(path: Path, facts: Facts, tensors: Iterable[tuple[str, Buffer]]) -> Wrote:
+def write_tensors(
+    path: Path, facts: Facts, tensors: Iterable[tuple[str, Buffer]], *, stamped: bool = True
+) -> Wrote:
     """Write `path` (new): all tensors of `facts`, each given once as (name, C-contiguous little-endian bytes).
+
+    stamped   each tensor's digest is wanted, beside the file's
 
     Raises `ValueError` naming the tensor for a dtype without a name here, another number of bytes, and one that is
     missing, unknown or given twice; `OSError`. What a failed call leaves behind is no export: nobody stamped it.
     """
     text, places = _header(facts)
     digests: dict[str, str] = {}
+    missing = set(facts)
     with path.open("xb", buffering=0) as file:
         _write(file.fileno(), memoryview(text), 0)
         for name, given in tensors:
-            if name not in places or name in digests:
-                raise ValueError(f"tensor {name} is {'given twice' if name in digests else 'not announced'}")
+            if name not in missing:
+                raise ValueError(f"tensor {name} is {'given twice' if name in places else 'not announced'}")
+            missing.remove(name)
             at, size = places[name]
             data = memoryview(given)
             if data.nbytes != size:
                 dtype, shape = facts[name]
                 raise ValueError(f"tensor {name} has {data.nbytes} bytes; {dtype} {list(shape)} has {size}")
             raw = data.cast("B") if size else memoryview(b"")  # a zero in the shape has no cast
-            digests[name] = hashlib.sha256(raw).hexdigest()
+            if stamped:
+                digests[name] = hashlib.sha256(raw).hexdigest()
             _write(file.fileno(), raw, len(text) + at)
             del given, data, raw
-        if missing := sorted(facts.keys() - digests.keys()):
-            raise ValueError(f"tensor {missing[0]} was announced and not given")
+        if missing:
+            raise ValueError(f"tensor {min(missing)} was announced and not given")
     return Wrote(sync_file(path), digests)
 
 

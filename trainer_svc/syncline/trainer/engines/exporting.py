@@ -31,7 +31,8 @@ def write_wide(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) ->
     Returns the file's sha256 hex. Raises `ValueError` naming a tensor whose dtype has no name in safetensors.
     """
     facts: Facts = {name: (_name(name, t, dtype), tuple(t.shape)) for name, t in weights.items()}
-    return write_tensors(path, facts, ((name, raw(_cast(t, dtype))) for name, t in weights.items())).sha256
+    given = ((name, raw(_cast(t, dtype))) for name, t in weights.items())
+    return write_tensors(path, facts, given, stamped=False).sha256
 
 
 def write_converted(
@@ -52,7 +53,7 @@ def write_converted(
         for group in outer_groups(low.values())
         for entry in group
     }
-    wrote = write_tensors(folder / file, facts, _converted(weights, dtype, low, outer))
+    wrote = write_tensors(folder / file, facts, _converted(weights, dtype, low, outer), stamped=False)
     told = ConvertedExport(plan=plan.digest(), shapes={entry.name: entry.shape for entry in plan.entries})
     return {
         file: wrote.sha256,
