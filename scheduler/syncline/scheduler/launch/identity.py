@@ -4,6 +4,7 @@ processes whose pid nobody could record.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,8 +25,13 @@ def since_boot(process: psutil.Process) -> float:
     return float(process.create_time() - psutil.boot_time())
 
 
-def alive(pid: int, created: float) -> bool:
-    """Whether the process with this pid and start time still runs. A zombie does not."""
+def alive(pid: int, created: float, child: subprocess.Popen[bytes] | None = None) -> bool:
+    """Whether the process with this pid and start time still runs. A zombie does not.
+
+    child   it, if this process has started it: the system tells then, and tells of no other
+    """
+    if child is not None:
+        return child.poll() is None
     try:
         process = psutil.Process(pid)
         same = abs(since_boot(process) - created) < SAME_START

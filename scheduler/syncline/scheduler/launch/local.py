@@ -219,18 +219,13 @@ class LocalLauncher(Launcher):
     # ---- what is there -------------------------------------------------------------------------------------
     def _refresh(self) -> None:
         for record in self._records.values():
-            if not record.dead and record.pid is not None and not self._alive(record.pid, record.created):
-                self._bury(record, record.pid)
-
-    def _alive(self, pid: int, created: float) -> bool:
-        """`alive`; of a child of this process's own the system tells by itself whether it has ended."""
-        child = self._children.get(pid)
-        return alive(pid, created) if child is None else child.poll() is None
+            pid = None if record.dead else record.pid
+            if pid is not None and not alive(pid, record.created, self._children.get(pid)):
+                self._bury(record, pid)
 
     def _bury(self, record: _Record, pid: int) -> None:
         child = self._children.pop(pid, None)
-        record.exit = child.wait() if child is not None else None
-        record.dead, record.pid = True, None
+        record.exit, record.dead, record.pid = None if child is None else child.wait(), True, None
         if time.time() - record.started > GOOD_LIFE:
             record.back_off = FIRST_BACK_OFF
         record.due = time.time() + record.back_off
