@@ -67,10 +67,11 @@ class Clock(TrainerCallback):
         self.trainer: Timed | None = None
         self.steps: list[Answer] = []
         self._rewards, self._asked = rewards, asked
-        self._wall = self._cpu = self._began = 0.0
+        self._wall = self._cpu = self._began = self.began = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self.began = time.time()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._asked and not sys.stdin.readline().strip():
@@ -135,7 +136,7 @@ def race(order: Answer) -> Answer:
     rewards = Rewards(order["length"])
     trainer, clock = made(order, rewards, Dataset.from_dict({"prompt": order["prompts"]}), asked=False)
     trainer.train()
-    return {"version": f"TRL {version('trl')}", "steps": clock.steps}
+    return {"version": f"TRL {version('trl')}", "steps": clock.steps, "began": clock.began}
 
 
 def step(order: Answer) -> Answer:
