@@ -18,7 +18,7 @@ from syncline.runtime.tracing import record
 
 _LOG = logging.getLogger("syncline.rollout")
 _TOGETHER = 64  # sessions that are published at once, however soon they follow one another
-_WAIT = 0.02  # seconds that the first of them waits for others while tokens are sampled
+_WAIT = 0.05  # seconds that the first of them waits for others while tokens are sampled
 
 
 class Gathering:
