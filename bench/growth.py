@@ -64,10 +64,10 @@ class Job:
         return used / max(1, count)
 
     def sow(self, count: int) -> None:
-        """The next ones, as they are in the ledger once they were trained.
+        """The next ones, as they are in the ledger once they were forgotten.
 
-        Each is read once: a table that has grown moves its entries step by step as it is used, and a trajectory that is
-        led through uses it ten times.
+        Each is written and not read, as those that are led through: a table that has grown moves its entries step by
+        step as it is used, and at a million it is still at that.
         """
         end = self.done + count
         while self.done < end:
@@ -81,7 +81,6 @@ class Job:
                 )  # fmt: skip
                 flat += [f"{self._job}-{group}-{index}", msgspec.msgpack.encode(line)]
             self._bus.call("HSET", ENTRIES.at(self._job), *flat)
-            self._bus.call("HMGET", ENTRIES.at(self._job), *flat[::2])
             self._bus.many(
                 [("HINCRBY", COUNTS.at(self._job), name, len(some)) for name in ("submitted", "trained")]
             )
