@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -80,13 +80,13 @@ class Worker:
     probes: Probes
     sessions: Sessions
     tools: Tools
-    gathering: Gathering
     publisher: Publisher
     prompter: Prompter
     teller: Teller
     pace: Pace
     inbox: Inbox
     guests: Guests
+    gathering: Gathering = field(default_factory=Gathering)
 
     @property
     def room(self) -> int:
@@ -156,7 +156,6 @@ def assemble(context: ServiceContext) -> Worker:
         probes=probes,
         sessions=sessions,
         tools=tools,
-        gathering=Gathering(),
         publisher=publisher,
         prompter=Prompter(environment, codec, spec, engine.describe().experts is not None),
         teller=Teller(
