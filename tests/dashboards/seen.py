@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from syncline.runtime.trace_store import SpanRecord, spans_of
 
-# lengths of 1 to 32 tokens, both modes, and workers that sample on while versions change
+# lengths of 1 to 32 tokens, and both modes
 SPEC: dict[str, Any] = {
     "name": "seen",
     "model": {"name": "tiny-moe"},
@@ -33,7 +33,7 @@ SPEC: dict[str, Any] = {
         "in_flight": "in_place",
         "switches": [{"at_update": 3, "mode": "disjoint"}],
     },
-    "rollout": {"workers": 2},
+    "rollout": {"workers": 2, "pace": [1.0, 0.2]},  # the slow one samples on while versions come
     "checkpoint": {"every": 4},
     "diagnostics": {"learn": 2},  # a baseline within 8 updates, of which some have no same-version trajectory
 }

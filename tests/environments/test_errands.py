@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_many_share_a_question_and_one_without_a_score_is_told_by_itself(
 ) -> None:
     """Whoever is asked about, alone or with others, is told once, and the same."""
     calculator = {"environment": "calculator"}  # without turns it cannot tell, for anybody
-    blind = ScoredJob(service.bus, f"{job[:-1]}b", {}, ["12", "34"], task=calculator)
+    blind = ScoredJob(service.bus, "j" + secrets.token_hex(5), {}, ["12", "34"], task=calculator)
     ask(errands, blind)
     assert [(r.state, r.value) for r in blind.all_rewards()] == [("unscored", None)] * 2
     assert all("returned None" in r.reason for r in blind.all_rewards())

@@ -46,6 +46,7 @@ def main(context: ServiceContext) -> None:
             found = context.bus.read(cursors, POLL)
             cursors.update({stream: entries[-1].id for stream, entries in found.items()})
             arrived = {streams[stream] for stream in found}
+        control.retire()
     finally:
         control.close()
 
