@@ -140,14 +140,10 @@ class Direct:
             x_RU = layer.feed.add(x_RU, self._normed(x_RU, layer.after), routes)
         return torch.mm(self._normed(x_RU, self._norm), self._output), routes or []
 
-    def prefill(
-        self, ids_NP: Tensor, cache: DynamicCache | None, wanted: bool, at: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Logits [N, V] after each of N prompts of P tokens.
+    def prefill(self, ids_NP: Tensor, cache: DynamicCache, wanted: bool) -> tuple[Tensor, list[Tensor]]:
+        """Logits [N, V] after each of N prompts of P tokens, whose keys and values go to the empty `cache`.
 
-        cache    empty, for their keys and values; None: nobody goes on from here
         wanted   whether to return the experts' ids [N x P, K] of each routing layer
-        at       int64: the tokens, counted through all prompts, whose logits are returned instead
         """
         n, p = ids_NP.shape
         routes: list[Tensor] | None = [] if wanted else None
@@ -156,22 +152,21 @@ class Direct:
         for i, layer in enumerate(self._layers):
             heads = self._heads(layer, self._normed(x_RU, layer.before), rotation)
             q_NHPD, k_NHPD, v_NHPD = (h.reshape(n, p, -1, self._width).transpose(1, 2) for h in heads)
-            keys, values = (k_NHPD, v_NHPD) if cache is None else cache.update(k_NHPD, v_NHPD, i)
+            keys, values = cache.update(k_NHPD, v_NHPD, i)
             mixed_NHPD = F.scaled_dot_product_attention(
                 q_NHPD, keys, values, is_causal=True, scale=self._scaling, enable_gqa=True
             )
             x_RU = torch.addmm(x_RU, mixed_NHPD.transpose(1, 2).reshape(n * p, -1), layer.out)
             x_RU = layer.feed.add(x_RU, self._normed(x_RU, layer.after), routes)
-        told_RU = x_RU.view(n, p, -1)[:, -1] if at is None else x_RU.index_select(0, at)
-        return torch.mm(self._normed(told_RU, self._norm), self._output), routes or []
+        last_NU = x_RU.view(n, p, -1)[:, -1]
+        return torch.mm(self._normed(last_NU, self._norm), self._output), routes or []
 
     def _rotation(self, positions_R: Tensor, reach: int) -> Sequence[Tensor]:
         """Cosines and signed sines [R, 1, D] of positions below `reach`."""
-        rotations = self._rotations  # a thread that scores may put others there meanwhile
-        if reach > rotations.shape[0]:
+        if reach > self._rotations.shape[0]:
             angles_PD = torch.arange(2 * reach)[:, None].float() * self._frequencies
-            rotations = self._rotations = torch.stack((angles_PD.cos(), angles_PD.sin()), 1)[:, :, None]
-        return rotations.index_select(0, positions_R).unbind(1)
+            self._rotations = torch.stack((angles_PD.cos(), angles_PD.sin()), 1)[:, :, None]
+        return self._rotations.index_select(0, positions_R).unbind(1)
 
     def _heads(
         self, layer: _Layer, x_RU: Tensor, rotation: Sequence[Tensor]
@@ -229,7 +224,6 @@ def _plain(model: Any) -> bool:
         and rotary.attention_scaling == 1.0
         and 2 * rotary.inv_freq.numel() == attention.head_dim
         and all(type(m) is nn.Linear and m.bias is None for m in linears)
-        and not any(DynamicCache(config=config).is_sliding)
         and not any("forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in modules)
         and all(_known(layer.mlp) for layer in inner.layers)
     )

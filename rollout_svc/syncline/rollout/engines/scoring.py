@@ -32,14 +32,10 @@ def prefill_score(
         )
     ids_1T = torch.tensor([list(ids)], dtype=torch.int64)
     at_P = torch.tensor(list(positions))
-    if weights.direct is not None and kv == "wide":  # as the engine's own prefill
-        logits_PV, caught = weights.direct.prefill(ids_1T, None, experts, at_P - 1)
-    else:
-        cache = None if kv == "wide" else growing_cache(weights.model.config, kv)
-        with weights.taps.catching(experts) as caught:
-            logits_TV = weights.model(input_ids=ids_1T, cache=cache, use_cache=cache is not None).logits[0]
-        logits_PV = logits_TV[at_P - 1]
-    logprobs_PV = torch.log_softmax(logits_PV.float() / temperature, dim=-1)
+    cache = None if kv == "wide" else growing_cache(weights.model.config, kv)
+    with weights.taps.catching(experts) as caught:
+        logits_TV = weights.model(input_ids=ids_1T, cache=cache, use_cache=cache is not None).logits[0]
+    logprobs_PV = torch.log_softmax(logits_TV[at_P - 1].float() / temperature, dim=-1)
     scored_P = logprobs_PV.gather(-1, ids_1T[0, at_P, None])[:, 0]
     routed = None
     if caught:
