@@ -30,7 +30,7 @@ def test_what_no_update_is_left_for_is_told_as_expired(redis_url: str, job: str,
     assert gone is not None
     assert gone.state == "expired"
     assert gone.reason == (
-        "Redis came back older: at version 4, no update within the lag bound of 2 is left for it"
+        "at version 4, no update within the lag bound of 2 is left for it, as when Redis comes back older"
     )
     assert world.ledger.claim(5, 4) is not None
 

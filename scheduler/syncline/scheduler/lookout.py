@@ -13,13 +13,10 @@ import msgspec
 
 from syncline.contract import events as e
 from syncline.contract.job import JobSpec
-from syncline.contract.streams import CLAIMS, GROUPS
 from syncline.runtime import steady
 from syncline.runtime.bus import Bus
 from syncline.runtime.errands import Errands
 from syncline.runtime.ledger import Ledger
-from syncline.runtime.ledger_shapes import GROUP
-from syncline.runtime.messages import pairs_of
 from syncline.runtime.settings import Settings
 from syncline.scheduler import observe, pool, scaling
 from syncline.scheduler.barren import Barren
@@ -96,14 +93,9 @@ class Lookout:
     def _see(self, state: State) -> observe.Seen | None:
         """The ledger's state, or None if a claim was made or undone while it was read."""
         schedule = self._spec.schedule
-        claimed = ("HGET", CLAIMS.at(self._job), "version")
-        before, fields, after = self._tools.bus.many([claimed, ("HGETALL", GROUPS.at(self._job)), claimed])
-        if after != before:
+        if (found := self._ledger.between_claims()) is None:
             return None
-        groups = {
-            int(name): GROUP.decode(raw)
-            for name, raw in sorted(pairs_of(fields).items(), key=lambda field: int(field[0]))
-        }
+        claimed, groups = found
         draining = state.stage == "drain"
         members = (
             [m for g, it in groups.items() for m in self._ledger.members(g, it.size)] if draining else []
@@ -111,7 +103,7 @@ class Lookout:
         return observe.seen(
             groups,
             members,
-            int(before or -1),
+            claimed,
             -1 if state.minted is None else state.minted.number,
             self._spec.batch.groups,
             schedule.max_lag,

@@ -250,7 +250,7 @@ class Ledger(LedgerView):
 
     def overdue(self, version: int) -> list[int]:
         """Unclaimed groups whose lag at `version` is over the bound: to be expired, or masked, by policy."""
-        begun = {n: g.oldest for n, g in self.groups().items() if g.phase != "claimed" and g.oldest >= 0}
+        begun = {n: g.oldest for n, g in self.groups().items() if g.begun}
         return lag.overdue(begun, version, self.max_lag)
 
     def forget(self, trajectories: Sequence[str]) -> None:

@@ -83,6 +83,11 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     update: int  # claimed for; -1: not claimed
     demand: Demand = ""
 
+    @property
+    def begun(self) -> bool:
+        """Whether the lag bound speaks of it: a member is sampled or has been, and no update has it yet."""
+        return self.phase != "claimed" and self.oldest >= 0
+
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """How a group ended. Stamped by the ledger, once per group, in the order in which they ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +22,7 @@ from syncline.runtime.ledger_shapes import (
     UnknownTrajectory,
     entry_of,
 )
+from syncline.runtime.messages import pairs_of
 
 _PAGE = 2000  # lines that a scan asks for at once
 # Where lines are looked for, so that one that moves meanwhile is not missed: they go from the first to the second, and
@@ -89,8 +90,13 @@ class LedgerView:
 
     def groups(self) -> dict[int, OpenGroup]:
         """All open groups."""
-        fields = self._bus.hgetall(GROUPS.at(self.job))
-        return {int(name): GROUP.decode(raw) for name, raw in sorted(fields.items(), key=lambda f: int(f[0]))}
+        return _groups(self._bus.hgetall(GROUPS.at(self.job)))
+
+    def between_claims(self) -> tuple[int, dict[int, OpenGroup]] | None:
+        """`claimed_version` and `groups` in one round trip; None: a claim was made or undone while they were read."""
+        claimed = ("HGET", CLAIMS.at(self.job), "version")
+        before, fields, after = self._bus.many([claimed, ("HGETALL", GROUPS.at(self.job)), claimed])
+        return (int(before or -1), _groups(pairs_of(fields))) if after == before else None
 
     def outcomes(self, after: str, count: int) -> list[tuple[str, Outcome]]:
         """How groups ended, with cursors, oldest first: the next `count` after cursor `after` ("0": all)."""
@@ -191,3 +197,7 @@ class LedgerView:
     def _open_entries(self) -> list[LedgerEntry]:
         ids = (trajectory_id(self.job, g, i) for g, group in self.groups().items() for i in range(group.size))
         return list(self.entries(ids).values())
+
+
+def _groups(fields: Mapping[bytes, bytes]) -> dict[int, OpenGroup]:
+    return {int(name): GROUP.decode(raw) for name, raw in sorted(fields.items(), key=lambda f: int(f[0]))}

@@ -71,11 +71,11 @@ class Intake:
         if self._spec.schedule.lag_policy != "wait":
             return 0
         why = (
-            f"Redis came back older: at version {version}, no update within the lag bound of "
-            f"{self._spec.schedule.max_lag} is left for it"
+            f"at version {version}, no update within the lag bound of {self._spec.schedule.max_lag} is left for it, "
+            "as when Redis comes back older"
         )
-        groups = {n: group for n, group in self._ledger.groups().items() if group.phase != "claimed"}
-        begun = {n: group.oldest for n, group in groups.items() if group.oldest >= 0}
+        groups = self._ledger.groups()
+        begun = {n: group.oldest for n, group in groups.items() if group.begun}
         ready = {n for n, group in groups.items() if group.phase == "ready"}
         law = self._ledger.batch_groups, self._ledger.max_lag
         return self._expire(lag.unusable(begun, ready, version - 1, *law), why)

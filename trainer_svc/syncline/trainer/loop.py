@@ -77,9 +77,7 @@ class Trainer:
         self._expired = 0
         self._answered = 0  # newest Phase.seq that was answered
         self._scored = Scored(parts.spec.schedule.updates, 0)
-        self._older = (
-            True  # Redis may have come back older; until a claim shows that the lag bound can be kept
-        )
+        self._older = True  # Redis may have come back older; until a claim shows that the bound can be kept
         self._made: dict[str, int] = {}  # trajectory -> update, of the last `REMEMBERED` updates
         self._segments = parts.folder / "segments"
 
