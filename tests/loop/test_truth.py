@@ -62,6 +62,7 @@ def test_recorded_versions_are_true(stack: Stack, in_flight: str, kv: str) -> No
             loss={"entropy": 0.1},  # also where all rewards of a group are equal
             sampling={"max_tokens": 48, "length": "lognormal", "length_median": 24, "length_sigma": 0.5},
             schedule={"mode": "disjoint", "updates": updates, "max_lag": 2, "in_flight": in_flight, "kv": kv},
+            rollout={"pace": [0.2, 0.2]},  # slower than the trainer, so that versions come while they sample
             retention={"versions": 1000},
         )
     )
