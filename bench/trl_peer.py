@@ -59,6 +59,7 @@ class Case(msgspec.Struct, frozen=True):
 CASES = (
     Case("quickstart", "tiny-moe", 6, 6, 60),
     Case("deep", "tiny-moe", 24, 128, 60, goal=0.4, shape={"num_hidden_layers": 8}),
+    Case("long", "tiny-moe", 64, 128, 60, goal=0.3, lr=2e-3, shape={"num_hidden_layers": 8}),
 )
 
 
@@ -236,14 +237,14 @@ def saved(root: Path, folder: Path, model: str, seed: int) -> Path:
 
 def order_of(model: Path, scratch: Path, steps: int, threads: int, seed: int) -> dict[str, Any]:
     """What every order says."""
-    experts = "num_experts" in json.loads((model / "config.json").read_text())
+    known = json.loads((model / "config.json").read_text())
     return {
         "model": str(model),
         "scratch": str(scratch / "scratch"),
         "steps": steps,
         "threads": threads,
         "seed": seed,
-        "experts": experts,
+        "experts": "num_experts_per_tok" in known,  # how many there are has a name for each family
     }
 
 
