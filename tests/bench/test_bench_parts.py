@@ -76,6 +76,20 @@ def test_without_their_environment_trl_is_left_out(tmp_path: Path) -> None:
     assert rows(tmp_path, "trl_peer", "--peers", str(tmp_path / "none")) == {}
 
 
+@pytest.mark.parametrize(("model", "experts"), [("tiny-moe", True), ("tiny-dense", False)])
+def test_trl_is_told_whether_the_saved_model_has_experts(tmp_path: Path, model: str, experts: bool) -> None:
+    """Or it would train on an auxiliary loss of the router, which ours has not."""
+    told = (
+        "import sys; from pathlib import Path; import trl_peer as t; folder = Path(sys.argv[1]);"
+        "saved = t.saved(t.MODELS, folder / 'saved', sys.argv[2], 0);"
+        "print(t.order_of(saved, folder, 1, 1, 0)['experts'])"
+    )
+    # in a process of its own: the bench's modules have names that tests have too
+    argv = [sys.executable, "-c", told, str(tmp_path), model]
+    done = subprocess.run(argv, cwd=BENCH, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == str(experts), done.stderr
+
+
 def test_with_tracing_switched_off_messages_still_carry_a_trace_context(tmp_path: Path) -> None:
     """OpenTelemetry's own switch, which the bench uses: no span is kept, and nobody stumbles over ids of zeros."""
     code = """
