@@ -172,8 +172,14 @@ def _children() -> set[int]:
     return found
 
 
-def outcome_of(data: bytes, ended: Ended, status: int, limits: Limits, seconds: float) -> Outcome:
-    """What a child's answer, or its end, means. status: its wait status; of no meaning for a line."""
+def outcome_of(
+    data: bytes, ended: Ended, status: int, limits: Limits, seconds: float, *, call: int = 0
+) -> Outcome:
+    """What a child's answer, or its end, means.
+
+    status  its wait status; of no meaning for a line
+    call    which of its calls is to be answered: an answer to another one is none
+    """
     if ended == "deadline":
         return Outcome(kind="timeout", reason=f"killed after {limits.seconds:g} s", seconds=seconds)
     if ended == "flood":
@@ -190,5 +196,8 @@ def outcome_of(data: bytes, ended: Ended, status: int, limits: Limits, seconds: 
         report = msgspec.json.decode(data, type=Report)
     except msgspec.MsgspecError as error:
         return Outcome(kind="unreadable", reason=f"result: {error}"[:MESSAGE_LIMIT], seconds=seconds)
-    fields = {name: getattr(report, name) for name in report.__struct_fields__}
+    if report.call != call:
+        reason = f"result: answers call {report.call}, and call {call} was asked"
+        return Outcome(kind="unreadable", reason=reason, seconds=seconds)
+    fields = {name: getattr(report, name) for name in report.__struct_fields__ if name != "call"}
     return Outcome(**fields, seconds=seconds)

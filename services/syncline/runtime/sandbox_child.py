@@ -37,13 +37,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child writes into its pipe, once for each function that it runs."""
+    """What the child writes into its pipe, once for each function that it runs. `call`: which one, from 0."""
 
     kind: Literal["value", "raised", "memory", "unreadable"]
     value: object = None
     error: str = ""
     reason: str = ""
     passing: bool = False
+    call: int = 0
 
 
 def die_with_parent() -> None:
@@ -128,7 +129,7 @@ def many(serve: Callable[[bytes], object], wire: int, setting: Setting, seconds:
         bounds = {what: limit for what, limit in setting.bounds.items() if what != resource.RLIMIT_CPU}
         _enclose(wire, setting._replace(bounds=bounds))
         with os.fdopen(os.dup(WIRE), "rb") as lines:
-            for line in lines:
+            for call, line in enumerate(lines):
                 used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
                 hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
                 resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 1, hard))
@@ -139,7 +140,7 @@ def many(serve: Callable[[bytes], object], wire: int, setting: Setting, seconds:
                     error = sys.exception()
                     if error is not None:
                         report = _raised(error)
-                    _write(msgspec.json.encode(report) + b"\n")
+                    _write(msgspec.json.encode(msgspec.structs.replace(report, call=call)) + b"\n")
                 if report.kind != "value":
                     break
     finally:

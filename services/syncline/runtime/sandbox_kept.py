@@ -33,7 +33,7 @@ class Kept:
     def __init__(self, serve: Callable[[bytes], object], limits: Limits) -> None:
         self._serve, self._limits = serve, limits
         self._child: int | None = None
-        self._left = 0  # calls
+        self._calls = 0  # that the child was asked
 
     def run(self, request: bytes) -> Outcome:
         """What `serve(request)` came to, at most `limits.seconds` (and a little) later.
@@ -53,11 +53,12 @@ class Kept:
             data, ended = b"", "exit"
         except TimeoutError:  # it reads nothing any more
             data, ended = b"", "deadline"
-        self._left -= 1
+        call, self._calls = self._calls, self._calls + 1
         status = 0
-        if ended != "line" or self._left == 0:
+        if ended != "line" or self._calls == CALLS:
             status = self.close()
-        outcome = sandbox.outcome_of(data, ended, status, self._limits, time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        outcome = sandbox.outcome_of(data, ended, status, self._limits, seconds, call=call)
         if outcome.kind != "value" and self._child is not None:
             self.close()
         return outcome
@@ -78,4 +79,4 @@ class Kept:
         if child == 0:
             sandbox_child.many(self._serve, theirs.fileno(), setting, self._limits.seconds)
         theirs.close()
-        self._child, self._left = child, CALLS
+        self._child, self._calls = child, 0
