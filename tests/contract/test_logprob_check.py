@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_parts import LOGPROBS, with_part
 
 from syncline.contract.token_path import (
     BadTrajectory,
@@ -93,7 +94,7 @@ def agrees(logprobs: array[float]) -> None:
         encode(made)
     whole = encode(record(array("f", [-1.0] * len(logprobs))))  # one that somebody else has written
     with pytest.raises(BadTrajectory, match=f"^{re.escape(complaint)}$"):
-        decode(whole | {b"l": logprobs.tobytes()})
+        decode(with_part(whole, LOGPROBS, logprobs.tobytes()))
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from record_parts import MASK_IDS, MASK_SIZES, with_part
 
 from syncline.contract.recorded import SamplingMask, joined, mask_of
 from syncline.contract.token_path import (
@@ -84,15 +85,15 @@ def test_a_mask_belongs_to_log_probs_after_the_cut() -> None:
         check(record(logprob="scaled"))
 
 
-@pytest.mark.parametrize("change", [{b"k": b""}, {b"i": b"\0"}])
-def test_half_a_mask_is_none(change: dict[bytes, bytes]) -> None:
-    fields = encode(record()) | change
-    with pytest.raises(BadTrajectory, match="mask"):
-        decode(fields)
-    fields = encode(record())
-    del fields[next(iter(change))]
+@pytest.mark.parametrize(
+    ("which", "part", "says"),
+    [(MASK_SIZES, b"", "mask"), (MASK_IDS, b"\0", "mask of 1 bytes")],
+)
+def test_half_a_mask_is_none(which: int, part: bytes, says: str) -> None:
+    with pytest.raises(BadTrajectory, match=says):
+        decode(with_part(encode(record()), which, part))
     with pytest.raises(BadTrajectory, match="half a sampling mask"):
-        decode(fields)
+        decode(with_part(encode(record()), which, None))
 
 
 def test_masks_join_in_order_or_not_at_all() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from record_parts import joined
 from trainer_records import reward, trajectory
 from waiting import wait_until
 from world import InProcess, World, spec_of
@@ -243,7 +244,9 @@ def test_an_unreadable_record_is_buried_and_its_group_goes_on(
     entry = world.ledger.entry(made[1].trajectory)
     assert entry is not None
     assert entry.stream_id is not None
-    spoiled = world.bus.append(TRAJECTORIES.at(job), {b"h": b"not msgpack", b"t": b"", b"l": b"", b"m": b""})
+    spoiled = world.bus.append(
+        TRAJECTORIES.at(job), joined([b"not msgpack", b"", b"", b"", None, None, None])
+    )
     raw = msgspec.msgpack.decode(world.bus.hget(HELD.at(job), made[1].trajectory) or b"")
     raw[10] = spoiled
     world.bus.hset(HELD.at(job), made[1].trajectory, msgspec.msgpack.encode(raw))

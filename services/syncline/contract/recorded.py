@@ -7,13 +7,10 @@ scored again under other weights: log-softmax over those ids alone.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 
 import msgspec
-
-SIZES, IDS = b"k", b"i"
-"""Stream fields of a mask."""
 
 
 class SamplingMask(msgspec.Struct, frozen=True, gc=False):
@@ -73,21 +70,13 @@ def mask_contradiction(mask: SamplingMask | None, sampled: Sequence[int], proces
     return ""
 
 
-def mask_fields(mask: SamplingMask | None) -> dict[bytes, bytes]:
-    """Stream fields."""
-    return {} if mask is None else {SIZES: mask.sizes.tobytes(), IDS: mask.ids.tobytes()}
-
-
-def mask_from(fields: Mapping[bytes, bytes]) -> SamplingMask | None:
-    """Inverse of `mask_fields`. Raises `ValueError` for half a mask."""
-    if SIZES not in fields and IDS not in fields:
+def mask_from(sizes: array[int] | None, ids: array[int] | None) -> SamplingMask | None:
+    """The mask of a record's parts; None: it has none. Raises `ValueError` for half a mask."""
+    if sizes is None and ids is None:
         return None
-    parts = [array("i"), array("i")]
-    for part, name in zip(parts, (SIZES, IDS), strict=True):
-        if len(fields.get(name, b"?")) % 4:
-            raise ValueError("half a sampling mask")
-        part.frombytes(fields[name])
-    return SamplingMask(*parts)
+    if sizes is None or ids is None:
+        raise ValueError("half a sampling mask")
+    return SamplingMask(sizes, ids)
 
 
 def expert_contradiction(

@@ -6,23 +6,22 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from syncline.contract.token_path import Trajectory, encode
+from syncline.contract.token_path import Trajectory, pieces
+from syncline.runtime.messages import Pieces
 
 _RECORDS = 128  # and bytes, that one transaction takes at most: others wait for it meanwhile
 _BYTES = 4 << 20
 
 
-def transactions(records: Sequence[Trajectory]) -> Iterator[list[bytes]]:
-    """What `publish.lua` takes, for all records in order: what it must know of each, then the fields of each."""
-    told: list[tuple[str, int, int, int, int, str]] = []
-    fields: list[bytes] = []
-    size = 0
+def transactions(records: Sequence[Trajectory]) -> Iterator[list[Pieces]]:
+    """What `publish.lua` takes, for all records in order: what it must know of each, then each."""
+    told, bodies, size = list[bytes](), list[Pieces](), 0
     for n, record in enumerate(records, start=1):
-        parts, begun = encode(record), record.oldest
-        names = b" ".join(parts).decode()
-        told.append((record.trajectory, record.attempt, begun.number, begun.epoch, record.sampled, names))
-        fields += parts.values()
-        size += sum(map(len, parts.values()))
+        body, begun = pieces(record), record.oldest
+        for known in (record.trajectory, record.attempt, begun.number, begun.epoch, record.sampled):
+            told.append(msgspec.msgpack.encode(known))
+        bodies.append(body)
+        size += sum(map(len, body))
         if size >= _BYTES or n % _RECORDS == 0 or n == len(records):
-            yield [msgspec.msgpack.encode(told), *fields]
-            told, fields, size = [], [], 0
+            yield [told, *bodies]
+            told, bodies, size = [], [], 0

@@ -29,8 +29,8 @@ for i = 1, #flat, 2 do
   call('ZREM', READY, flat[i])
   local ids, living, ended = {}, {}, {}
   for index = 0, g[SIZE] - 1 do ids[index + 1] = member(name, index) end
-  for i, e in ipairs(entries_of(ids)) do
-    local list = e[STATE] == 'buffered' and living or ended
+  for i, line in ipairs(lines_of(ids)) do
+    local list = field_of(line, STATE) == 'buffered' and living or ended
     list[#list + 1] = ids[i]
   end
   groups[#groups + 1] = {name, living, ended}

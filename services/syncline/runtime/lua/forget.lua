@@ -1,11 +1,12 @@
 -- ARGV: trajectories. Removes records and rewards of ended ones; nil, or a story that breaks the law.
-local records, kept = {}, {}
-for i, e in ipairs(entries_of(ARGV)) do
-  if e and (e[STATE] == 'running' or e[STATE] == 'buffered') then return ARGV[i] .. ' is ' .. e[STATE] end
-  if e and e[RECORD] ~= '' then
-    records[#records + 1] = e[RECORD]
-    e[RECORD] = ''
-    kept[#kept + 1], kept[#kept + 2] = ARGV[i], pack(e)
+local records, kept, none = {}, {}, pack('')
+for i, line in ipairs(lines_of(ARGV)) do
+  local state = line and field_of(line, STATE)
+  if state == 'running' or state == 'buffered' then return ARGV[i] .. ' is ' .. state end
+  local record = line and field_of(line, RECORD) or ''
+  if record ~= '' then
+    records[#records + 1] = record
+    kept[#kept + 1], kept[#kept + 2] = ARGV[i], line_with(line, RECORD, none)
   end
 end
 each('XDEL', RECORDS, records)

@@ -12,21 +12,20 @@ if not raw then
   return false
 end
 local groups = unpack_(raw)[3]
-local asked, kept, lost, told = {}, {}, 0, {}
+local asked, kept, lost, told, now, by = {}, {}, 0, {}, pack('trained'), pack(update)
 for i = 2, #ARGV do asked[ARGV[i]] = true end
 for _, claimed in ipairs(groups) do
   local mine, prompt, reason = {}, -1, ''
-  for i, e in ipairs(entries_of(claimed[2])) do
-    local id = claimed[2][i]
-    if e[STATE] == 'buffered' and not asked[id] then
+  for i, line in ipairs(lines_of(claimed[2])) do
+    local id, state = claimed[2][i], field_of(line, STATE)
+    if state == 'buffered' and not asked[id] then
       return id .. ' is claimed and neither trained nor ended'
     end
-    if e[STATE] ~= 'buffered' and asked[id] then return id .. ' has ended as ' .. e[STATE] end
-    prompt, reason = e[PROMPT], e[REASON]
+    if state ~= 'buffered' and asked[id] then return id .. ' has ended as ' .. state end
+    prompt, reason = field_of(line, PROMPT), field_of(line, REASON)
     if asked[id] then
       mine[#mine + 1] = id
-      e[STATE], e[UPDATE] = 'trained', update
-      kept[#kept + 1], kept[#kept + 2] = id, pack(e)
+      kept[#kept + 1], kept[#kept + 2] = id, line_with(line_with(line, UPDATE, by), STATE, now)
     end
   end
   if #mine == 0 then lost = lost + 1 end
