@@ -60,6 +60,8 @@ CASES = (
     Case("quickstart", "tiny-moe", 6, 6, 60),
     Case("deep", "tiny-moe", 24, 128, 60, goal=0.4, shape={"num_hidden_layers": 8}),
     Case("long", "tiny-moe", 64, 128, 60, goal=0.3, lr=2e-3, shape={"num_hidden_layers": 8}),
+    # lengths as a policy has them by nature: it ends where it likes, some early and a few very late
+    Case("tail", "tiny-moe", 48, 512, 60, goal=0.3, lr=2e-3, shape={"num_hidden_layers": 4}),
 )
 
 
