@@ -7,7 +7,8 @@ from functools import cache
 
 from sim_world import World
 
-from syncline.contract.token_path import SamplingConvention, Segment, Timing, Trajectory, VersionSpan, encode
+from syncline.contract.token_path import SamplingConvention, Segment, Timing, Trajectory, VersionSpan
+from syncline.contract.trajectory_wire import encode
 from syncline.contract.version_path import Ack, SyncOrder, VersionId
 from syncline.runtime.bus import pack
 

@@ -19,10 +19,9 @@ from syncline.contract.token_path import (
     Timing,
     Trajectory,
     VersionSpan,
-    decode,
-    encode,
     trajectory_id,
 )
+from syncline.contract.trajectory_wire import decode, encode
 from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.ledger import Ledger

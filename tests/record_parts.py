@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import struct
+from typing import Any
 
-HEADER, TOKENS, LOGPROBS, LOSS_MASK, EXPERT_IDS, MASK_SIZES, MASK_IDS = range(7)
-_SIZES = struct.Struct("<7I")
-_ABSENT = 2**32 - 1
+import msgspec
 
-
-def parts(fields: dict[bytes, bytes]) -> list[bytes | None]:
-    """The parts of a whole record."""
-    body = fields[b"r"]
-    at, found = _SIZES.size, list[bytes | None]()
-    for size in _SIZES.unpack_from(body):
-        found.append(None if size == _ABSENT else body[at : at + size])
-        at += 0 if size == _ABSENT else size
-    assert at == len(body)
-    return found
-
-
-def joined(parts: list[bytes | None]) -> dict[bytes, bytes]:
-    """Inverse of `parts`."""
-    sizes = _SIZES.pack(*[_ABSENT if part is None else len(part) for part in parts])
-    return {b"r": sizes + b"".join(part for part in parts if part is not None)}
+NAMES = (
+    *(
+        "job",
+        "trajectory",
+        "group",
+        "index",
+        "attempt",
+        "prompt",
+        "segments",
+        "spans",
+        "convention",
+        "finish",
+    ),
+    *("contract", "text", "traceparent", "timing", "turns", "loss_mask", "expert_ids", "expert_shape"),
+    *("expert_dtype", "tokens", "logprobs", "mask_sizes", "mask_ids"),
+)
 
 
-def with_part(fields: dict[bytes, bytes], which: int, part: bytes | None) -> dict[bytes, bytes]:
+def parts(fields: dict[bytes, bytes]) -> dict[str, Any]:
+    """The parts of a whole record, by name."""
+    return dict(zip(NAMES, msgspec.msgpack.decode(fields[b"m"]), strict=True))
+
+
+def with_part(fields: dict[bytes, bytes], name: str, part: object) -> dict[bytes, bytes]:
     """The record with another part."""
-    found = parts(fields)
-    found[which] = part
-    return joined(found)
+    changed = parts(fields)
+    assert name in changed
+    changed[name] = part
+    return {b"m": msgspec.msgpack.encode(list(changed.values()))}

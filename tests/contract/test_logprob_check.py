@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_parts import LOGPROBS, with_part
+from record_parts import with_part
 
 from syncline.contract.token_path import (
     BadTrajectory,
@@ -22,9 +22,8 @@ from syncline.contract.token_path import (
     Trajectory,
     VersionSpan,
     check,
-    decode,
-    encode,
 )
+from syncline.contract.trajectory_wire import decode, encode
 from syncline.contract.version_path import VersionId
 
 LAW = (-1e30, 1e-5)  # above the first, at most the second
@@ -94,7 +93,7 @@ def agrees(logprobs: array[float]) -> None:
         encode(made)
     whole = encode(record(array("f", [-1.0] * len(logprobs))))  # one that somebody else has written
     with pytest.raises(BadTrajectory, match=f"^{re.escape(complaint)}$"):
-        decode(with_part(whole, LOGPROBS, logprobs.tobytes()))
+        decode(with_part(whole, "logprobs", logprobs.tobytes()))
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40))

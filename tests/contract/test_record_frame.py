@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_parts import EXPERT_IDS, HEADER, LOGPROBS, TOKENS, parts, with_part
+from record_parts import NAMES, parts, with_part
 
 from syncline.contract.token_path import (
     BadTrajectory,
@@ -18,10 +18,8 @@ from syncline.contract.token_path import (
     Timing,
     Trajectory,
     VersionSpan,
-    decode,
-    encode,
-    pieces,
 )
+from syncline.contract.trajectory_wire import decode, encode
 from syncline.contract.version_path import VersionId
 
 RECORD = Trajectory(
@@ -49,58 +47,54 @@ RECORD = Trajectory(
 WHOLE = encode(RECORD)
 
 
-def test_one_field_holds_sizes_header_and_arrays() -> None:
-    assert list(WHOLE) == [b"r"]
-    sizes = struct.unpack_from("<7I", WHOLE[b"r"])
-    assert sizes[1:] == (16, 12, 3, 12, 2**32 - 1, 2**32 - 1)
-    body = WHOLE[b"r"][28 + sizes[0] :]
-    assert struct.unpack_from("<4i3f", body) == (7, 8, -1, 70_000, -0.5, 0.0, -1.25)
-    assert body[28:] == b"\1\0\1" + bytes(range(12))
-    header = msgspec.msgpack.decode(WHOLE[b"r"][28 : 28 + sizes[0]])
-    assert header[:6] == ["j0", "j0-3-1", 3, 1, 2, 5]
-    assert b"".join(pieces(RECORD)) == WHOLE[b"r"]
+def test_one_field_holds_all_of_it() -> None:
+    assert list(WHOLE) == [b"m"]
+    whole = parts(WHOLE)
+    assert [whole[name] for name in ("job", "trajectory", "group", "index")] == ["j0", "j0-3-1", 3, 1]
+    assert struct.unpack("<4i", whole["tokens"]) == (7, 8, -1, 70_000)
+    assert struct.unpack("<3f", whole["logprobs"]) == (-0.5, 0.0, -1.25)
+    assert (whole["loss_mask"], whole["expert_ids"]) == (b"\1\0\1", bytes(range(12)))
+    assert (whole["mask_sizes"], whole["mask_ids"]) == (None, None)
     assert decode(WHOLE) == RECORD
 
 
-@given(st.integers(0, len(WHOLE[b"r"]) - 1))
+def test_it_names_its_parts_in_order() -> None:
+    """A part that is added or moved is another shape: decision 0023 says what that takes."""
+    assert len(NAMES) == 23
+    for name, value in msgspec.structs.asdict(RECORD).items():
+        if name not in ("mask", "tokens", "logprobs", "loss_mask", "expert_ids"):
+            assert msgspec.json.encode(parts(WHOLE)[name]) == msgspec.json.encode(value)
+
+
+@given(st.integers(0, len(WHOLE[b"m"]) - 1))
 def test_a_part_of_it_is_no_record(length: int) -> None:
     with pytest.raises(BadTrajectory):
-        decode({b"r": WHOLE[b"r"][:length]})
-
-
-@given(st.integers(0, 6), st.integers(0, 2**32 - 1))
-def test_sizes_that_do_not_fill_it_are_refused(which: int, size: int) -> None:
-    sizes = list(struct.unpack_from("<7I", WHOLE[b"r"]))
-    if sizes[which] == size:
-        return
-    sizes[which] = size
-    with pytest.raises(BadTrajectory):
-        decode({b"r": struct.pack("<7I", *sizes) + WHOLE[b"r"][28:]})
+        decode({b"m": WHOLE[b"m"][:length]})
 
 
 @pytest.mark.parametrize(
-    ("which", "part", "says"),
+    ("name", "part", "says"),
     [
-        (HEADER, None, "without header"),
-        (TOKENS, None, "without header, tokens"),
-        (LOGPROBS, b"\0" * 7, "j0-3-1: log-probs of 7 bytes"),
-        (TOKENS, b"\0" * 17, "j0-3-1: tokens of 17 bytes"),
-        (EXPERT_IDS, None, "come together"),
-        (HEADER, b"\xc1", "trajectory header"),
+        ("tokens", None, "trajectory record: .*19"),
+        ("logprobs", b"\0" * 7, "j0-3-1: log-probs of 7 bytes"),
+        ("tokens", b"\0" * 17, "j0-3-1: tokens of 17 bytes"),
+        ("expert_ids", None, "come together"),
+        ("group", "3", "trajectory record"),
+        ("loss_mask", b"\1", "loss mask of 1"),
     ],
 )
-def test_what_is_wrong_is_named(which: int, part: bytes | None, says: str) -> None:
+def test_what_is_wrong_is_named(name: str, part: object, says: str) -> None:
     with pytest.raises(BadTrajectory, match=says):
-        decode(with_part(WHOLE, which, part))
+        decode(with_part(WHOLE, name, part))
 
 
-def test_a_header_with_a_field_too_many_or_too_few_is_refused() -> None:
-    header = msgspec.msgpack.decode(parts(WHOLE)[HEADER] or b"")
-    for wrong in ([*header, 1], header[:-1]):
-        with pytest.raises(BadTrajectory, match="trajectory header"):
-            decode(with_part(WHOLE, HEADER, msgspec.msgpack.encode(wrong)))
+def test_a_part_too_many_or_too_few_is_refused() -> None:
+    whole = list(parts(WHOLE).values())
+    for wrong in ([*whole, 1], whole[:-1]):
+        with pytest.raises(BadTrajectory, match="trajectory record"):
+            decode({b"m": msgspec.msgpack.encode(wrong)})
 
 
 def test_an_entry_of_other_fields_is_refused_by_their_names() -> None:
-    with pytest.raises(BadTrajectory, match=r"\['h', 't'\], without 'r'"):
+    with pytest.raises(BadTrajectory, match=r"\['h', 't'\], without 'm'"):
         decode({b"t": b"", b"h": b""})

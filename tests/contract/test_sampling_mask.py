@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from record_parts import MASK_IDS, MASK_SIZES, with_part
+from record_parts import with_part
 
 from syncline.contract.recorded import SamplingMask, joined, mask_of
 from syncline.contract.token_path import (
@@ -18,9 +18,8 @@ from syncline.contract.token_path import (
     Trajectory,
     VersionSpan,
     check,
-    decode,
-    encode,
 )
+from syncline.contract.trajectory_wire import decode, encode
 from syncline.contract.version_path import VersionId
 from syncline.runtime import segments
 
@@ -87,9 +86,9 @@ def test_a_mask_belongs_to_log_probs_after_the_cut() -> None:
 
 @pytest.mark.parametrize(
     ("which", "part", "says"),
-    [(MASK_SIZES, b"", "mask"), (MASK_IDS, b"\0", "mask of 1 bytes")],
+    [("mask_sizes", b"", "mask"), ("mask_ids", b"\0", "mask of 1 bytes")],
 )
-def test_half_a_mask_is_none(which: int, part: bytes, says: str) -> None:
+def test_half_a_mask_is_none(which: str, part: bytes, says: str) -> None:
     with pytest.raises(BadTrajectory, match=says):
         decode(with_part(encode(record()), which, part))
     with pytest.raises(BadTrajectory, match="half a sampling mask"):

@@ -23,7 +23,6 @@ from left_behind import (
     trajectory,
     write_update,
 )
-from record_parts import joined
 from serving import SPEC, Server, problem
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -237,7 +236,7 @@ def test_an_altered_record_is_refused(server: Server, running: str) -> None:
     assert entry is not None
     raw = server.bus.hget(HELD.at(running), made[0].trajectory)
     assert raw is not None
-    bad = server.bus.append(TRAJECTORIES.at(running), joined([b"\xc1", b"", b"", b"", None, None, None]))
+    bad = server.bus.append(TRAJECTORIES.at(running), {b"m": b"\xc1"})
     server.bus.hset(
         HELD.at(running), made[0].trajectory, raw.replace((entry.stream_id or "").encode(), bad.encode())
     )

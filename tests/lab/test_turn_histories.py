@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from syncline.contract.events import WorkItem
 from syncline.contract.job import JobSpec
-from syncline.contract.token_path import Reward, Trajectory, decode, encode, trajectory_id
+from syncline.contract.token_path import Reward, Trajectory, trajectory_id
+from syncline.contract.trajectory_wire import decode, encode
 from syncline.contract.turns import Message, Turn
 from syncline.contract.version_path import VersionId
 from syncline.environments.environment import Step

@@ -12,7 +12,8 @@ from conformance.forge import KEY, MODELS, Forge
 
 from syncline.contract.events import WorkItem
 from syncline.contract.job import ModelSpec
-from syncline.contract.token_path import SamplingConvention, Trajectory, decode, encode, trajectory_id
+from syncline.contract.token_path import SamplingConvention, Trajectory, trajectory_id
+from syncline.contract.trajectory_wire import decode, encode
 from syncline.contract.turns import Message, Turn, TurnsSpec
 from syncline.environments.environment import Step
 from syncline.reference.model import TextCodec

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from syncline.contract.events import WorkItem
-from syncline.contract.token_path import BadTrajectory, SamplingConvention, Trajectory, decode, encode
+from syncline.contract.token_path import BadTrajectory, SamplingConvention, Trajectory
+from syncline.contract.trajectory_wire import decode, encode
 from syncline.contract.version_path import VersionId
 from syncline.rollout.engine import Chunk, Experts
 from syncline.rollout.spans import BadChunks, Sampled, fold, trajectory

@@ -20,7 +20,8 @@ from waiting import wait_until
 from syncline.contract import events
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import ACKS, EVENTS, JOB, PHASE, PHASES, SYNC, TRAJECTORIES, WORKERS
-from syncline.contract.token_path import Trajectory, decode, trajectory_id
+from syncline.contract.token_path import Trajectory, trajectory_id
+from syncline.contract.trajectory_wire import decode
 from syncline.contract.version_path import Ack, Canary, SyncOrder, VersionId
 from syncline.runtime.bus import Bus, pack, unpack
 from syncline.runtime.ledger import Ledger

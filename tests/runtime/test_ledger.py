@@ -12,7 +12,8 @@ from server import own_server
 from waiting import wait_until
 
 from syncline.contract.streams import DEAD, GROUP_ROLLOUT, REWARDS, TRAJECTORIES, WORK
-from syncline.contract.token_path import Reward, decode, trajectory_id
+from syncline.contract.token_path import Reward, trajectory_id
+from syncline.contract.trajectory_wire import decode
 from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import Bus, BusDown
 from syncline.runtime.ledger import (

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from records import items, record, scored
 
 from syncline.contract.streams import COUNTS, GROUP_ROLLOUT, TRAJECTORIES, WORK
-from syncline.contract.token_path import decode, trajectory_id
+from syncline.contract.token_path import trajectory_id
+from syncline.contract.trajectory_wire import decode
 from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import Bus
 from syncline.runtime.ledger import Demand, Ledger, Policy, StampMismatch

@@ -19,12 +19,11 @@ _SMALL = st.lists(
 ECHO = "return {#KEYS, KEYS[1], #ARGV, ARGV[1], ARGV[#ARGV]}"
 
 
-@given(_SMALL, st.lists(st.lists(st.binary(max_size=5000), max_size=4), max_size=8))
-def test_large_arguments_in_pieces_are_packed_as_small_ones_are(
-    small: list[bytes | str | int | float], large: list[list[bytes]]
+@given(_SMALL, st.lists(st.binary(max_size=5000), max_size=8))
+def test_large_arguments_are_packed_as_small_ones_are(
+    small: list[bytes | str | int | float], large: list[bytes]
 ) -> None:
-    whole = [b"".join(pieces) for pieces in large]
-    assert b"".join(resp.packed_large(small, large)) == b"".join(resp.packed([[*small, *whole]]))
+    assert b"".join(resp.packed_large(small, large)) == b"".join(resp.packed([[*small, *large]]))
 
 
 def test_an_argument_that_is_no_value_is_refused() -> None:
@@ -54,13 +53,12 @@ def test_a_slow_reader_gets_every_byte() -> None:
 
 def test_a_script_of_large_arguments(redis_url: str, job: str) -> None:
     bus, key = Bus(redis_url), f"{PREFIX}:{{{job}}}:resp"
-    parts = [[bytes([n]) * 30_000, bytes([n]) * 40_000] for n in range(64)]
-    first = b"".join(parts[0])
-    answer = [1, key.encode(), 64, first, b"".join(parts[-1])]
+    parts = [bytes([n]) * 70_000 for n in range(64)]
+    answer = [1, key.encode(), 64, parts[0], parts[-1]]
     text = f"{ECHO} -- {job}"  # the server does not know it yet
     assert bus.script_large(text, [key], parts) == answer
     assert bus.script_large(text, [key], parts) == answer
-    assert bus.script_large(text, [key], parts[:1]) == [1, key.encode(), 1, first, first]
+    assert bus.script_large(text, [key], parts[:1]) == [1, key.encode(), 1, parts[0], parts[0]]
     with pytest.raises(CommandRefused, match="no such thing"):
         bus.script_large("return redis.error_reply('ERR no such thing')", [key], parts)
     assert bus.ping()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from record_parts import joined
 from trainer_records import reward, trajectory
 from waiting import wait_until
 from world import InProcess, World, spec_of
@@ -244,9 +243,7 @@ def test_an_unreadable_record_is_buried_and_its_group_goes_on(
     entry = world.ledger.entry(made[1].trajectory)
     assert entry is not None
     assert entry.stream_id is not None
-    spoiled = world.bus.append(
-        TRAJECTORIES.at(job), joined([b"not msgpack", b"", b"", b"", None, None, None])
-    )
+    spoiled = world.bus.append(TRAJECTORIES.at(job), {b"m": b"not msgpack"})
     raw = msgspec.msgpack.decode(world.bus.hget(HELD.at(job), made[1].trajectory) or b"")
     raw[10] = spoiled
     world.bus.hset(HELD.at(job), made[1].trajectory, msgspec.msgpack.encode(raw))
@@ -257,7 +254,7 @@ def test_an_unreadable_record_is_buried_and_its_group_goes_on(
     assert [e.state for e in states if e] == ["trained", "failed", "trained"]
     letters = world.bus.range(DEAD.at(job))
     assert any(letter.fields.get(b"id") == spoiled.encode() for letter in letters)
-    assert all(letter.fields[b"reason"].startswith(b"trajectory header") for letter in letters)
+    assert all(letter.fields[b"reason"].startswith(b"trajectory record") for letter in letters)
 
 
 def test_it_waits_by_name_for_a_device_that_rollout_still_holds(

@@ -15,7 +15,8 @@ import msgspec
 from syncline.contract.evaluation import Evaluation
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import REWARDS, TRAJECTORIES
-from syncline.contract.token_path import BadTrajectory, Reward, Trajectory, decode
+from syncline.contract.token_path import BadTrajectory, Reward, Trajectory
+from syncline.contract.trajectory_wire import decode
 from syncline.contract.version_path import VersionManifest
 from syncline.runtime.bus import Bus, unpack
 from syncline.runtime.ledger import LedgerEntry

@@ -70,15 +70,6 @@ def mask_contradiction(mask: SamplingMask | None, sampled: Sequence[int], proces
     return ""
 
 
-def mask_from(sizes: array[int] | None, ids: array[int] | None) -> SamplingMask | None:
-    """The mask of a record's parts; None: it has none. Raises `ValueError` for half a mask."""
-    if sizes is None and ids is None:
-        return None
-    if sizes is None or ids is None:
-        raise ValueError("half a sampling mask")
-    return SamplingMask(sizes, ids)
-
-
 def expert_contradiction(
     tokens: int, ids: bytes | None, shape: tuple[int, int, int] | None, dtype: str | None
 ) -> str:

@@ -8,12 +8,9 @@ record that does not add up is refused (`BadTrajectory`), never repaired, padded
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections.abc import Mapping
 from itertools import pairwise
-from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -23,7 +20,6 @@ from syncline.contract.recorded import (
     SamplingMask,
     expert_contradiction,
     mask_contradiction,
-    mask_from,
 )
 from syncline.contract.turns import Turn, contradiction
 from syncline.contract.version_path import VersionId
@@ -245,107 +241,6 @@ def _extras(t: Trajectory) -> str:
     experts = expert_contradiction(len(t.tokens), t.expert_ids, t.expert_shape, t.expert_dtype)
     processed = t.convention.logprob == "processed"
     return experts or mask_contradiction(t.mask, t.sampled_ids() if t.mask else (), processed)
-
-
-class _Header(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True, gc=False
-):
-    """The part of a trajectory that is not an array; names as in `Trajectory`. Stored in this order, without them."""
-
-    job: str
-    trajectory: str
-    group: int
-    index: int
-    attempt: int
-    prompt: int
-    segments: tuple[Segment, ...]
-    spans: tuple[VersionSpan, ...]
-    convention: SamplingConvention
-    finish: Literal["stop", "length"]
-    contract: str
-    text: str
-    traceparent: str
-    timing: Timing
-    turns: tuple[Turn, ...]
-    expert_shape: tuple[int, int, int] | None
-    expert_dtype: Literal["u1", "u2"] | None
-
-
-_HEADER = msgspec.msgpack.Decoder(_Header)
-_HEADER_OF = attrgetter(*_Header.__struct_fields__)
-RECORD = b"r"
-_SIZES = struct.Struct("<7I")  # bytes of each part
-_ABSENT = 0xFFFFFFFF
-
-
-def encode(trajectory: Trajectory) -> dict[bytes, bytes]:
-    """The stream field of a record: see `pieces`."""
-    return {RECORD: b"".join(pieces(trajectory))}
-
-
-def pieces(trajectory: Trajectory) -> list[bytes]:
-    """What stands in the stream field of a checked record, not yet joined.
-
-    The sizes of seven parts; then msgpack header and raw little-endian arrays: tokens, log-probs, loss mask, expert
-    ids, sizes and ids of the sampling mask.
-    """
-    t = check(trajectory)
-    mask = (None, None) if t.mask is None else (t.mask.sizes.tobytes(), t.mask.ids.tobytes())
-    arrays = t.tokens.tobytes(), t.logprobs.tobytes(), t.loss_mask, t.expert_ids, *mask
-    parts = msgspec.msgpack.encode(_HEADER_OF(t)), *arrays
-    sizes = _SIZES.pack(*[_ABSENT if part is None else len(part) for part in parts])
-    return [sizes, *[part for part in parts if part is not None]]
-
-
-def decode(fields: Mapping[bytes, bytes]) -> Trajectory:
-    """Inverse of `encode`. Raises `BadTrajectory` for anything that is not a whole, consistent record."""
-    header, tokens, logprobs, loss_mask, expert_ids, *support = _parts(fields)
-    if header is None or tokens is None or logprobs is None or loss_mask is None:
-        raise BadTrajectory("trajectory entry without header, tokens, log-probs or loss mask")
-    try:
-        told = msgspec.structs.asdict(_HEADER.decode(header))
-    except msgspec.MsgspecError as error:
-        raise BadTrajectory(f"trajectory header: {error}") from None
-    try:
-        record = Trajectory(
-            tokens=_array("tokens", "i", tokens),
-            logprobs=_array("log-probs", "f", logprobs),
-            loss_mask=bytes(loss_mask),
-            expert_ids=None if expert_ids is None else bytes(expert_ids),
-            mask=mask_from(*(None if part is None else _array("mask", "i", part) for part in support)),
-            **told,
-        )
-    except ValueError as error:
-        raise BadTrajectory(f"trajectory {told['trajectory']}: {error}") from None
-    return check(record)
-
-
-def _parts(fields: Mapping[bytes, bytes]) -> list[memoryview | None]:
-    body = fields.get(RECORD)
-    if body is None:
-        names = sorted(name.decode(errors="replace") for name in fields)
-        raise BadTrajectory(f"trajectory entry of fields {names}, without {RECORD.decode()!r}")
-    if len(body) < _SIZES.size:
-        raise BadTrajectory(f"trajectory entry of {len(body)} bytes")
-    sizes, at, view = _SIZES.unpack_from(body), _SIZES.size, memoryview(body)
-    parts = list[memoryview | None]()
-    for size in sizes:
-        if size == _ABSENT:
-            parts.append(None)
-            continue
-        parts.append(view[at : at + size])
-        at += size
-    if at != len(body):
-        raise BadTrajectory(f"trajectory entry of {len(body)} bytes, whose parts end at {at}")
-    return parts
-
-
-def _array(name: str, typecode: Literal["i", "f"], part: memoryview) -> array[Any]:
-    if len(part) % 4:
-        raise ValueError(f"{name} of {len(part)} bytes, which is no multiple of 4")
-    out: array[Any] = array(typecode)
-    out.frombytes(part)
-    return out
 
 
 class Reward(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):

@@ -13,7 +13,8 @@ from syncline.contract.events import TERMINAL_JOB_STATES, Alarm
 from syncline.contract.job import JobSpec
 from syncline.contract.judging import Judgeable, JudgeStatus
 from syncline.contract.streams import JOB, JUDGING, TRAJECTORIES
-from syncline.contract.token_path import BadTrajectory, Reward, Trajectory, decode
+from syncline.contract.token_path import BadTrajectory, Reward, Trajectory
+from syncline.contract.trajectory_wire import decode
 from syncline.environments.environment import Prompt
 from syncline.errands.backlog import Backlog, Response
 from syncline.errands.judge_wire import Asked, Judged

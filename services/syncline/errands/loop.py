@@ -19,7 +19,8 @@ import msgspec
 from syncline.contract.job import JobSpec
 from syncline.contract.judging import Judgeable
 from syncline.contract.streams import DELIVERIES, JOB, JUDGED, JUDGING, TRAJECTORIES
-from syncline.contract.token_path import BadTrajectory, Reward, Trajectory, decode
+from syncline.contract.token_path import BadTrajectory, Reward, Trajectory
+from syncline.contract.trajectory_wire import decode
 from syncline.environments.environment import scores_many
 from syncline.errands.forker import Forker
 from syncline.errands.rewarding import give, give_many, wanted

@@ -7,7 +7,8 @@ from typing import Literal
 import msgspec
 
 from syncline.contract.streams import REWARDS, TRAJECTORIES
-from syncline.contract.token_path import Reward, Trajectory, decode, parse_trajectory_id, trajectory_id
+from syncline.contract.token_path import Reward, Trajectory, parse_trajectory_id, trajectory_id
+from syncline.contract.trajectory_wire import decode
 from syncline.contract.version_path import VersionId
 from syncline.gateway.errors import Refusal
 from syncline.gateway.records import JobRecord

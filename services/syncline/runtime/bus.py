@@ -22,7 +22,7 @@ from redis.backoff import ExponentialBackoff
 
 from syncline.runtime import resp
 from syncline.runtime.commands import CommandRefused, Commands, Script
-from syncline.runtime.messages import BadMessage, Entry, Pieces, Taken, Value, entries_of, pack, unpack
+from syncline.runtime.messages import BadMessage, Entry, Taken, Value, entries_of, pack, unpack
 
 __all__ = [
     "BadMessage",
@@ -116,8 +116,8 @@ class Bus(Commands):
         # a new server, or one that was flushed: with its text, so that another flush in between does no harm
         return self.many([("EVAL", lua, len(keys), *keys, *args) for keys, args in calls])
 
-    def script_large(self, lua: str, keys: Sequence[str], args: Sequence[Pieces]) -> Any:
-        """`script` for large arguments, each in pieces of bytes: they are sent from where they lie, not copied."""
+    def script_large(self, lua: str, keys: Sequence[str], args: Sequence[bytes]) -> Any:
+        """`script` for large arguments: they are sent from where they lie and copied nowhere."""
         try:
             return self._ask(resp.packed_large(("EVALSHA", _digest(lua), len(keys), *keys), args), 1)[0]
         except CommandRefused as error:
@@ -187,7 +187,7 @@ class Bus(Commands):
         """Back off: 0.1 s after the first failure, twice as long after each further one, at most 2 s."""
         self._closing.wait(self._backoff.compute(failures - 1))
 
-    def _ask(self, pieces: Pieces, count: int) -> list[Any]:
+    def _ask(self, pieces: Sequence[bytes], count: int) -> list[Any]:
         """`count` replies to what the pieces ask. Raises the first error reply."""
         replies = self._insist(pieces, count)
         for reply in replies:
@@ -195,7 +195,7 @@ class Bus(Commands):
                 raise CommandRefused(_code(reply), str(reply))
         return replies
 
-    def _insist(self, pieces: Pieces, count: int) -> list[Any]:
+    def _insist(self, pieces: Sequence[bytes], count: int) -> list[Any]:
         """`_exchange`, again after each lost connection until the deadline."""
         end = time.monotonic() + self.deadline
         failures = 0
@@ -214,7 +214,7 @@ class Bus(Commands):
                 self.reconnects += 1
                 self.pause(failures)
 
-    def _exchange(self, pieces: Pieces, count: int) -> list[Any]:
+    def _exchange(self, pieces: Sequence[bytes], count: int) -> list[Any]:
         """Send commands at once, read their `count` replies; an error reply stands in its place as exception.
 
         A full server is the exception to that: with one command it is raised, so that it is tried again.
@@ -244,7 +244,7 @@ def _digest(lua: str) -> str:
     return hashlib.sha1(lua.encode(), usedforsecurity=False).hexdigest()
 
 
-def _send(connection: Any, pieces: Pieces) -> None:
+def _send(connection: Any, pieces: Sequence[bytes]) -> None:
     """As the client library's own `send_packed_command`, which makes a call of the system for each piece."""
     if len(pieces) == 1:
         connection.send_packed_command(pieces)

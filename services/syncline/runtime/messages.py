@@ -9,7 +9,6 @@ import msgspec
 
 T = TypeVar("T")
 Value = bytes | str | int | float
-Pieces = Sequence[bytes]  # of one large value
 
 
 class BadMessage(ValueError):

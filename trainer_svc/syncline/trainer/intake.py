@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from syncline.contract import lag
 from syncline.contract.job import JobSpec
 from syncline.contract.streams import DEAD, REWARDS, TRAJECTORIES
-from syncline.contract.token_path import BadTrajectory, Reward, Trajectory, decode
+from syncline.contract.token_path import BadTrajectory, Reward, Trajectory
+from syncline.contract.trajectory_wire import decode
 from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import BadMessage, Bus, Entry, unpack
 from syncline.runtime.ledger import Claim, Ledger

@@ -19,7 +19,7 @@ for i, line in ipairs(lines_of(ids)) do
   elseif e[NUMBER] ~= number or e[EPOCH] ~= epoch then
     answers[i] = e[EPOCH] .. '.' .. e[NUMBER]
   else
-    e[RECORD] = call('XADD', RECORDS, '*', 'r', ARGV[i + 1])
+    e[RECORD] = call('XADD', RECORDS, '*', 'm', ARGV[i + 1])
     done[#done + 1] = e[WORK_ID]
     e[STATE], e[WORK_ID], e[SAMPLED] = 'buffered', '', sampled
     kept[#kept + 1], kept[#kept + 2] = ids[i], pack(e)
