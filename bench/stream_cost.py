@@ -12,8 +12,8 @@ work falls to a stage too. A record has 10 KB; everything goes in batches of 64,
 The floor is what Redis itself asks for one consumer group: XADD of the same 10 KB in pipelines of 64, XREADGROUP of
 64, XACK and XDEL of 64. It is sent through `Bus.many`, which costs less than a client library's own pipeline.
 
-That floor moves bytes. "Carry" is the same group that carries the same trajectories: `trajectory_wire.encode` before its
-XADD and `decode` after its XREADGROUP, which check every record at both ends; it has no claim, no ledger, no fencing.
+That floor moves bytes. "Carry" is the same group that carries the same trajectories: `trajectory_wire.encode` before
+its XADD and `decode` after its XREADGROUP, which check every record at both ends; it has no claim, no ledger, no fencing.
 
 CPU time of a process is its own clock's and the server's is from INFO: the kernel's accounts of other processes
 come in steps of 10 ms. "publish + consume" is publish, claim, acknowledge and ledger; "whole way" is all stages.
