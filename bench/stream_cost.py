@@ -13,7 +13,7 @@ The floor is what Redis itself asks for one consumer group: XADD of the same 10 
 64, XACK and XDEL of 64. It is sent through `Bus.many`, which costs less than a client library's own pipeline.
 
 That floor moves bytes. "Carry" is the same group that carries the same trajectories: `trajectory_wire.encode` before
-its XADD and `decode` after its XREADGROUP, which check every record at both ends; it has no claim, no ledger, no fencing.
+its XADD and `decode` after its XREADGROUP, which check every record at both ends; it has no claim, ledger or fencing.
 
 CPU time of a process is its own clock's and the server's is from INFO: the kernel's accounts of other processes
 come in steps of 10 ms. "publish + consume" is publish, claim, acknowledge and ledger; "whole way" is all stages.

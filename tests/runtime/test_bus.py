@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import pytest
 from records import items
@@ -204,6 +205,26 @@ def test_an_interrupted_command_leaves_no_reply_for_the_next_caller(bus: Bus, ke
         signal.signal(signal.SIGALRM, before)
     assert interrupted == 100
     assert [bus.get(f"{key}-{n}") for n in range(100)] == [b"%d" % n for n in range(100)]
+
+
+def test_a_connection_interrupted_while_it_is_made_is_not_used(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, seen = Bus._on_connect, list[object]()
+
+    def on_connect(self: Bus, connection: Any) -> None:
+        seen.append(connection)
+        if len(seen) == 1:
+            raise Interrupted
+        whole(self, connection)
+
+    monkeypatch.setattr(Bus, "_on_connect", on_connect)
+    bus = Bus(redis_url)
+    with pytest.raises(Interrupted):
+        bus.ping()
+    assert bus.ping()
+    assert seen[0] is seen[1], "the pool gives the same one again"
+    bus.close()
 
 
 def goes_on(sent: list[str]) -> None:

@@ -219,7 +219,7 @@ class Bus(Commands):
 
         A full server is the exception to that: with one command it is raised, so that it is tried again.
         """
-        connection = self._pool.get_connection()
+        connection = self._connection()
         try:
             _send(connection, pieces)
             replies: list[Any] = []
@@ -229,13 +229,23 @@ class Bus(Commands):
                 except redis.exceptions.ResponseError as error:
                     replies.append(error)
         except BaseException:
-            connection.disconnect()  # type: ignore[no-untyped-call]  # a reply may still come: it is nobody's
+            connection.disconnect()  # a reply may still come: it is nobody's
             raise
         finally:
             self._pool.release(connection)
         if len(replies) == 1 and isinstance(replies[0], redis.exceptions.OutOfMemoryError):
             raise replies[0]
         return replies
+
+    def _connection(self) -> Any:
+        """One of the pool, connected."""
+        try:
+            return self._pool.get_connection()
+        except redis.exceptions.RedisError:
+            raise
+        except BaseException:  # interrupted, perhaps while it connected: the pool then has it back half made
+            self._pool.disconnect(inuse_connections=False)
+            raise
 
 
 @functools.cache
