@@ -31,16 +31,19 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/.installed
 	$(BIN)/syncline run $(SPEC)
 
-# suites of which several files may run at once, each worker with a Redis of its own; the others measure, storm or train
+# suites of which several files may run at once, each worker with a Redis of its own; jobs wait half of their time, so two
+# files of them do, too; what measures or storms runs alone
 TOGETHER := $(addprefix tests/,chart contract dashboards environments exporting gateway lab ladder layout numerics) \
   $(addprefix tests/,reliability report rollout runtime scheduler security sync trainer transport)
+JOBS := tests/cli tests/loop
 PYTEST := $(BIN)/python -m pytest -q -m "not long and not sglang and not megatron and not browser and not cluster" --durations=15
 
 ## everything that must hold before a change goes in
 test: $(VENV)/.installed-dev lint types
 	failed=0; \
 	$(PYTEST) -n auto --maxprocesses 8 --dist loadfile $(TOGETHER) || failed=$$?; \
-	$(PYTEST) $(addprefix --ignore=,$(TOGETHER)) || failed=$$?; \
+	$(PYTEST) -n 2 --dist loadfile $(JOBS) || failed=$$?; \
+	$(PYTEST) $(addprefix --ignore=,$(TOGETHER) $(JOBS)) || failed=$$?; \
 	exit $$failed
 
 ## megatron-core, into the environment of the tests
