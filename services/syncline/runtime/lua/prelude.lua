@@ -42,8 +42,7 @@ local function entries_of(ids)
 end
 
 -- A table of fifteen fields costs five times what reading or changing some of a packed line does. A line is an array of
--- at most 15 fields, so its head is one byte; HEAD is that byte for 15.
-local HEAD = '\159'
+-- at most 15 fields, so they begin behind one byte.
 -- One field of a packed line.
 local function field_of(raw, at)
   if at == 1 then
