@@ -31,6 +31,12 @@ def lags(run: Path) -> list[int]:
     return out
 
 
+def sampled_under(run: Path) -> set[int]:
+    """Numbers of the versions that any token in the segments was sampled under."""
+    rows = [row for path in segment_files(run) for row in segments.read(path).members]
+    return {span.version.number for row in rows for span in row.trajectory.spans}
+
+
 def check(run: Path, summary: dict[str, Any], updates: int, max_lag: int) -> None:
     """The guarantees of a succeeded job."""
     assert summary["state"] == "succeeded", summary

@@ -16,13 +16,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from guarantees import check
+from guarantees import check, sampled_under
 from specs import spec
 from stack import Stack
 from waiting import wait_until
 
 from syncline.contract.recipes import RECIPES
-from syncline.runtime import segments
 from syncline.runtime.tracing import read_trace
 
 STALE = Path(__file__).parent / "stale"
@@ -118,13 +117,6 @@ def version_2_is_refused(stack: Stack, job: str) -> None:
     assert (stack.runs / evidence / "evidence" / "level-6.json").is_file()
     trace = read_trace(stack.runs / "traces.sqlite", refused["traceparent"].split("-")[1])
     assert {span.name for span in trace} >= {"version.minted", "validation.climbed", "validation.level"}
-
-
-def sampled_under(folder: Path) -> set[int]:
-    """Numbers of the versions that any token in the segments was sampled under."""
-    paths = (folder / "segments").glob("update-??????.parquet")
-    rows = [row for path in paths for row in segments.read(path).members]
-    return {span.version.number for row in rows for span in row.trajectory.spans}
 
 
 def refused_by_name(stack: Stack, job: str) -> None:

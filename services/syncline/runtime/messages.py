@@ -1,4 +1,4 @@
-"""Messages as they lie in streams: one msgpack field `m`, or the raw fields of a record."""
+"""Messages as they lie in streams: one msgpack field `m`."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ end
 
 -- A table of fifteen fields costs five times what reading or changing some of a packed line does. A line is an array of
 -- at most 15 fields, so they begin behind one byte.
+
 -- One field of a packed line.
 local function field_of(raw, at)
   if at == 1 then
