@@ -1,7 +1,7 @@
 """What is done to a running job, one row per kind of harm: messages, consumers, and the Redis under them.
 
-Each row says what becomes of the trajectories it hits: `none`: nothing, the weights are those of a run without
-faults; `told`: the ledger ends some of them with a reason. Nothing else is allowed.
+Each row says what becomes of the trajectories it hits: nothing, the weights are those of a run without faults; or
+`told`, the only reasons with which the ledger may end some of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from field import Field, record_of
 from own_redis import OwnRedis
@@ -22,12 +21,13 @@ from syncline.runtime.ledger import LedgerEntry
 class Harm:
     """`do` returns whether it could be done now. `own`: it needs a server of its own, with this appendfsync.
 
-    `held`: the job waits for it with one group open; one that needs an update meanwhile cannot be waited for.
+    `told`: a pattern of "state: reason". `held`: the job waits for it with one group open; one that needs an update
+    meanwhile cannot be waited for.
     """
 
     name: str
     do: Callable[[Field, OwnRedis | None], bool]
-    loses: Literal["none", "told"] = "none"
+    told: str = ""
     own: str = ""
     held: bool = True
 
@@ -213,6 +213,11 @@ def roll_back_redis(job: Field, server: OwnRedis | None) -> bool:
     return True
 
 
+OTHERS = r"filtered: group \d+ has fewer than two scored members: without .*"
+GONE = rf"failed: its record .* is gone from the stream|{OTHERS}"
+UNSCORED = rf"filtered: it has no reward|{OTHERS}"
+LATE = r"expired: at version \d+, no update within the lag bound of 2 is left for it, as when Redis comes back older"
+
 HARMS: tuple[Harm, ...] = (
     Harm("a record is posted twice at once", post_twice),
     Harm("a record is posted again after it was trained", post_again_late),
@@ -220,8 +225,8 @@ HARMS: tuple[Harm, ...] = (
     Harm("an errand is lost", lose_errand),
     Harm("an unreadable work item", poison_work),
     Harm("an unreadable record", poison_record),
-    Harm("a record is deleted", lose_record, "told"),
-    Harm("a reward is unreadable", poison_reward, "told"),
+    Harm("a record is deleted", lose_record, GONE),
+    Harm("a reward is unreadable", poison_reward, UNSCORED),
     Harm("a work item is deleted", lose_work),
     Harm("the work stream is trimmed", trim_work),
     Harm("the consumer group is destroyed", destroy_group),
@@ -232,7 +237,7 @@ HARMS: tuple[Harm, ...] = (
     Harm("the script cache is emptied", flush_scripts, own="no"),
     Harm("Redis is killed", kill_redis, own="no"),
     Harm("Redis is killed, appendfsync everysec", kill_redis, own="everysec"),
-    Harm("Redis comes back a moment older", roll_back_redis, own="no", held=False),
+    Harm("Redis comes back a moment older", roll_back_redis, LATE, own="no", held=False),
     Harm("Redis is unreachable for longer than a lease", freeze_redis, own="no"),
     Harm("Redis is out of memory", fill_redis, own="no"),
 )

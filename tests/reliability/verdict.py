@@ -18,7 +18,7 @@ from syncline.trainer.checkpoint import Checkpoints
 class Verdict:
     """repeated  trajectories that are in the weights more than once
     lost      that are neither in the weights nor ended by the ledger with a reason
-    reported  that the ledger ended as filtered, failed or expired while the job ran, with a reason
+    reported  that the ledger ended as filtered, failed or expired while the job ran, each with its reason
     """
 
     repeated: list[str]
@@ -47,7 +47,7 @@ def judge(field: Field) -> Verdict:
                 wrong.append(f"{name} is in the weights, the ledger says {line and line.state}")
         elif line is not None and line.state in ("filtered", "failed", "expired") and line.reason:
             if line.reason != "job ended":
-                reported.append(name)
+                reported.append(f"{name} {line.state}: {line.reason}")
         else:
             lost.append(name)
     wrong += _ledger(field) + _files(field, used)

@@ -39,6 +39,8 @@ class Intake:
         """What the claim's update will consume. Writes nothing but dead letters. Raises `ClaimForgotten`."""
         records, lost = self._records(claim)
         rewards = self._rewards(claim)
+        if lost or rewards.keys() < records.keys():
+            self._still_claimed(claim)  # else a server that went back is taken for one that lost a record
         return Segment(
             job=self._job,
             update=claim.update,
@@ -86,6 +88,10 @@ class Intake:
             for entry in self._ledger.members(group, self._spec.batch.group_size):
                 self._ledger.end(entry.trajectory, "expired", why)
         return len(groups)
+
+    def _still_claimed(self, claim: Claim) -> None:
+        if self._ledger.claims().get(claim.update) != claim:
+            raise ClaimForgotten(f"update {claim.update}: the ledger does not know of its claim any more")
 
     def _records(self, claim: Claim) -> tuple[dict[str, Trajectory], dict[str, str]]:
         """Records by trajectory, and why one cannot be had."""
