@@ -9,7 +9,6 @@ from world import World, spec_of
 
 from syncline.contract.streams import REWARDS, TRAJECTORIES
 from syncline.contract.version_path import VersionId
-from syncline.runtime.ledger import Claim, ClaimedGroup
 from syncline.trainer.intake import ClaimForgotten, Intake
 
 
@@ -43,24 +42,9 @@ def test_only_the_policy_that_waits_can_wait_in_vain(redis_url: str, job: str, t
     assert len(world.ledger.groups()) == 6
 
 
-def test_a_claim_that_the_ledger_has_forgotten_is_none(redis_url: str, job: str, tmp_path: Path) -> None:
-    world = World(redis_url, job, tmp_path, spec_of())
-    [group] = world.begin(1)
-    there = tuple(f"{job}-{group}-{i}" for i in range(2))
-    gone = tuple(f"{job}-{group + 1}-{i}" for i in range(2))
-    claim = Claim(
-        update=1,
-        version=0,
-        groups=(ClaimedGroup(group, there, ()), ClaimedGroup(group + 1, gone, ())),
-    )
-    with pytest.raises(ClaimForgotten, match=f"update 1: the ledger has no line of {gone[0]} any more"):
-        intake_of(world).segment(claim, VersionId(0, 0))
-
-
-@pytest.mark.parametrize("gone", ["record", "reward"])
 @pytest.mark.parametrize("went_back", [True, False])
-def test_what_is_gone_ends_only_what_is_still_claimed(
-    redis_url: str, job: str, tmp_path: Path, gone: str, went_back: bool
+def test_a_record_that_is_gone_ends_its_trajectory_only_while_it_is_claimed(
+    redis_url: str, job: str, tmp_path: Path, went_back: bool
 ) -> None:
     """Between the claim and its records Redis may go back: nothing of it ends then, workers sample it again."""
     world = World(redis_url, job, tmp_path, spec_of())
@@ -70,15 +54,21 @@ def test_what_is_gone_ends_only_what_is_still_claimed(
     first = claim.trajectories[0]
     entry = world.ledger.entry(first)
     assert entry is not None
-    if gone == "record":
-        world.bus.call("XDEL", TRAJECTORIES.at(job), str(entry.stream_id))
-    else:
-        world.bus.call("HDEL", REWARDS.at(job), first)
+    world.bus.call("XDEL", TRAJECTORIES.at(job), str(entry.stream_id))
     if went_back:
         assert world.ledger.unclaim(1)
         with pytest.raises(ClaimForgotten, match="update 1: the ledger does not know of its claim any more"):
             intake_of(world).segment(claim, VersionId(0, 0))
-        return
+    else:
+        segment = intake_of(world).segment(claim, VersionId(0, 0))
+        assert segment.lost == {first: f"its record {entry.stream_id} is gone from the stream"}
+
+
+def test_rewards_are_those_of_the_moment_of_the_claim(redis_url: str, job: str, tmp_path: Path) -> None:
+    world = World(redis_url, job, tmp_path, spec_of())
+    world.feed(2)
+    claim = world.ledger.claim(1, 0)
+    assert claim is not None
+    world.bus.delete(REWARDS.at(job))
     segment = intake_of(world).segment(claim, VersionId(0, 0))
-    why = segment.lost or {row.trajectory.trajectory: row.why for row in segment.filtered}
-    assert why[first] in (f"its record {entry.stream_id} is gone from the stream", "it has no reward")
+    assert all(row.reward is not None and row.use == "train" for row in segment.members)

@@ -189,17 +189,19 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def check(trajectory: Trajectory) -> Trajectory:
     """Return `trajectory` if all its parts agree, else raise `BadTrajectory` naming the part."""
-    for complaint in (_segments(trajectory), _arrays(trajectory), _spans(trajectory), _extras(trajectory)):
+    for complaint in (_segments(trajectory), _spans(trajectory), _extras(trajectory)):
         if complaint:
             raise BadTrajectory(f"trajectory {trajectory.trajectory}: {complaint}")
     return trajectory
 
 
 def _segments(t: Trajectory) -> str:
-    edge = 0
+    edge, sampled = 0, []
     for segment in t.segments:
         if segment.start != edge or segment.end <= segment.start:
             return f"segment {segment.kind} [{segment.start}, {segment.end}) does not continue at {edge}"
+        if segment.kind == "sampled":
+            sampled.append(segment.end - edge)
         edge = segment.end
     if edge != len(t.tokens):
         return f"segments end at {edge}, tokens at {len(t.tokens)}"
@@ -207,11 +209,10 @@ def _segments(t: Trajectory) -> str:
         return "the first segment must be the prompt"
     if t.segments[-1].kind == "observed":
         return "nothing was sampled after the last observation"
-    return contradiction(t.turns, [s.end - s.start for s in t.segments if s.kind == "sampled"])
+    return contradiction(t.turns, sampled) or _arrays(t, sum(sampled))
 
 
-def _arrays(t: Trajectory) -> str:
-    sampled = sum(s.end - s.start for s in t.segments if s.kind == "sampled")
+def _arrays(t: Trajectory, sampled: int) -> str:
     if sampled == 0:
         return "no sampled token"
     if len(t.logprobs) != sampled:

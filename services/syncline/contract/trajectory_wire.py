@@ -77,11 +77,11 @@ def decode(fields: Mapping[bytes, bytes]) -> Trajectory:
         stored = _STORED.decode(body)
     except msgspec.MsgspecError as error:
         raise BadTrajectory(f"trajectory record: {error}") from None
-    parts = dict(zip(_SAME, _SAME_OF(stored), strict=True))
+    parts = msgspec.structs.asdict(stored)
     try:
+        parts["mask"] = _mask(parts.pop("mask_sizes"), parts.pop("mask_ids"))
         parts["tokens"] = _array("tokens", "i", stored.tokens)
         parts["logprobs"] = _array("log-probs", "f", stored.logprobs)
-        parts["mask"] = _mask(stored.mask_sizes, stored.mask_ids)
     except ValueError as error:
         raise BadTrajectory(f"trajectory {stored.trajectory}: {error}") from None
     return check(Trajectory(**parts))

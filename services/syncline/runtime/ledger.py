@@ -23,10 +23,12 @@ from syncline.runtime import ledger_lua as lua
 from syncline.runtime.bus import Bus, Value, pack
 from syncline.runtime.ledger_publish import transactions
 from syncline.runtime.ledger_shapes import (
+    LINE,
     STATES,
     STORED,
     Claim,
     ClaimedGroup,
+    ClaimedRecord,
     Decided,
     Demand,
     Ending,
@@ -49,6 +51,7 @@ __all__ = [
     "STATES",
     "Claim",
     "ClaimedGroup",
+    "ClaimedRecord",
     "Decided",
     "Demand",
     "Ending",
@@ -215,14 +218,18 @@ class Ledger(LedgerView):
         reply = self._leased(lua.CLAIM, [self.job, update, version, *self._law()])
         if reply is None:
             return None
-        if isinstance(reply, list):
+        if len(reply) == 1:
             raise LagBroken(
                 f"update {update} at version {version}: {reply[0].decode()}, max_lag is {self.max_lag}"
             )
-        stored = STORED.decode(reply)
+        stored, lines = STORED.decode(reply[0]), map(LINE.decode, reply[1])
         if stored.version != version:
             raise LedgerBroken(f"update {update} is claimed at version {stored.version}, not {version}")
-        return Claim(update, version, stored.groups)
+        records = [
+            ClaimedRecord(line.stream_id, line.attempt, reward)
+            for line, reward in zip(lines, reply[2], strict=True)
+        ]
+        return Claim(update, version, stored.groups, tuple(records))
 
     def unclaim(self, update: int) -> bool:
         """Undo a claim: its groups are ready again. False: nothing is claimed for `update`. Raises `LeaseLost`."""

@@ -59,12 +59,21 @@ class ClaimedGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     missing: tuple[str, ...]
 
 
+class ClaimedRecord(msgspec.Struct, frozen=True, gc=False):
+    """What the ledger holds of a claimed trajectory."""
+
+    stream_id: str  # in `trajectories`
+    attempt: int
+    reward: bytes | None  # a packed `Reward`
+
+
 class Claim(msgspec.Struct, frozen=True, gc=False):
     """What one update trains, earliest deadline first."""
 
     update: int
     version: int
     groups: tuple[ClaimedGroup, ...]
+    records: tuple[ClaimedRecord, ...] = ()  # of each of `trajectories`, where the claim was asked for
 
     @property
     def trajectories(self) -> tuple[str, ...]:

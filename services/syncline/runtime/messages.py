@@ -71,6 +71,29 @@ def text_of(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def id_order(id: str) -> tuple[int, int]:
+    """Stream ids in the order of time."""
+    milliseconds, _, sequence = id.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def ranges_of(ids: Iterable[str]) -> list[tuple[str, str]]:
+    """Stream ids, in the order of time, as first and last ones of ranges in which no other id can lie.
+
+    What one script adds has one millisecond and follows in sequence, so a batch of records is one range, not many.
+    """
+    ranges: list[tuple[str, str]] = []
+    expected = (-1, -1)
+    for id in ids:
+        milliseconds, sequence = id_order(id)
+        if (milliseconds, sequence) == expected:
+            ranges[-1] = (ranges[-1][0], id)
+        else:
+            ranges.append((id, id))
+        expected = (milliseconds, sequence + 1)
+    return ranges
+
+
 def flat_of(fields: Mapping[Any, Value]) -> list[Value]:
     """Field, value, field, value."""
     return [part for pair in fields.items() for part in pair]

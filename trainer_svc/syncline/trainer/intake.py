@@ -16,6 +16,7 @@ from syncline.contract.trajectory_wire import decode
 from syncline.contract.version_path import VersionId
 from syncline.runtime.bus import BadMessage, Bus, Entry, unpack
 from syncline.runtime.ledger import Claim, Ledger
+from syncline.runtime.messages import id_order
 from syncline.runtime.segments import Segment
 from syncline.trainer.batch import decide
 
@@ -39,7 +40,7 @@ class Intake:
         """What the claim's update will consume. Writes nothing but dead letters. Raises `ClaimForgotten`."""
         records, lost = self._records(claim)
         rewards = self._rewards(claim)
-        if lost or rewards.keys() < records.keys():
+        if lost:
             self._still_claimed(claim)  # else a server that went back is taken for one that lost a record
         return Segment(
             job=self._job,
@@ -90,7 +91,8 @@ class Intake:
         return len(groups)
 
     def _still_claimed(self, claim: Claim) -> None:
-        if self._ledger.claims().get(claim.update) != claim:
+        known = self._ledger.claims().get(claim.update)
+        if known is None or known.groups != claim.groups:
             raise ClaimForgotten(f"update {claim.update}: the ledger does not know of its claim any more")
 
     def _records(self, claim: Claim) -> tuple[dict[str, Trajectory], dict[str, str]]:
@@ -98,19 +100,16 @@ class Intake:
         records: dict[str, Trajectory] = {}
         lost: dict[str, str] = {}
         key = TRAJECTORIES.at(self._job)
-        entries = self._ledger.entries(claim.trajectories)
-        if gone := [trajectory for trajectory in claim.trajectories if trajectory not in entries]:
-            raise ClaimForgotten(f"update {claim.update}: the ledger has no line of {gone[0]} any more")
-        found = self._bus.entries_at(key, [entry.stream_id for entry in entries.values() if entry.stream_id])
-        self.cursor = max([self.cursor, *found], key=_order)
-        for trajectory in claim.trajectories:
-            entry = entries[trajectory]
-            raw = found.get(entry.stream_id or "")
+        found = self._bus.entries_at(key, [held.stream_id for held in claim.records if held.stream_id])
+        if found:
+            self.cursor = max(self.cursor, next(reversed(found)), key=id_order)
+        for trajectory, held in zip(claim.trajectories, claim.records, strict=True):
+            raw = found.get(held.stream_id)
             if raw is None:
-                lost[trajectory] = f"its record {entry.stream_id} is gone from the stream"
+                lost[trajectory] = f"its record {held.stream_id} is gone from the stream"
                 continue
             try:
-                records[trajectory] = self._checked(raw, trajectory, entry.attempt)
+                records[trajectory] = self._checked(raw, trajectory, held.attempt)
             except BadTrajectory as error:
                 lost[trajectory] = str(error)
                 self._bury(raw, str(error))
@@ -127,15 +126,14 @@ class Intake:
 
     def _rewards(self, claim: Claim) -> dict[str, Reward]:
         """Rewards by trajectory. One that cannot be read is buried; its trajectory then has none."""
-        names = claim.trajectories
         rewards: dict[str, Reward] = {}
-        for trajectory, raw in zip(names, self._bus.hmget(REWARDS.at(self._job), names), strict=True):
-            if raw is None:
+        for trajectory, held in zip(claim.trajectories, claim.records, strict=True):
+            if held.reward is None:
                 continue
             try:
-                rewards[trajectory] = unpack(raw, Reward)
+                rewards[trajectory] = unpack(held.reward, Reward)
             except BadMessage as error:
-                self._bury(Entry(trajectory, {b"m": raw}, REWARDS.at(self._job)), str(error))
+                self._bury(Entry(trajectory, {b"m": held.reward}, REWARDS.at(self._job)), str(error))
         return rewards
 
     def _bury(self, entry: Entry, why: str) -> None:
@@ -147,9 +145,3 @@ class Intake:
             b"id": entry.id.encode(),
         }
         self._bus.append(DEAD.at(self._job), letter, cap=DEAD_CAP)
-
-
-def _order(id: str) -> tuple[int, int]:
-    """Stream ids in the order of time."""
-    milliseconds, _, sequence = id.partition("-")
-    return int(milliseconds), int(sequence or 0)

@@ -1,10 +1,16 @@
--- ARGV: job, update, version, batch, max_lag, policy, lease or '', its holder. A claim; nil: wait; -1: the lease is
--- another's; or a story that breaks the law.
+-- ARGV: job, update, version, batch, max_lag, policy, lease or '', its holder. A claim, the lines of its living members
+-- and their rewards; nil: wait; -1: the lease is another's; or a story that breaks the law.
 if ARGV[7] ~= '' and call('GET', ARGV[7]) ~= ARGV[8] then return -1 end
 local update, version = tonumber(ARGV[2]), tonumber(ARGV[3])
 local batch, max_lag, policy = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+local given, lines = {}, {}
 local known = call('HGET', CLAIMS, update)
-if known then return known end
+if known then
+  for _, claimed in ipairs(unpack_(known)[3]) do
+    for _, id in ipairs(claimed[2]) do given[#given + 1] = id end
+  end
+  return {known, lines_of(given), values_of(REWARDS, given)}
+end
 local from = policy == 'expire' and version - max_lag or '-inf'
 local flat = call('ZRANGE', READY, from, '+inf', 'BYSCORE', 'LIMIT', 0, batch, 'WITHSCORES')
 if #flat < 2 * batch then return false end
@@ -30,8 +36,11 @@ for i = 1, #flat, 2 do
   local ids, living, ended = {}, {}, {}
   for index = 0, g[SIZE] - 1 do ids[index + 1] = member(name, index) end
   for i, line in ipairs(lines_of(ids)) do
-    local list = field_of(line, STATE) == 'buffered' and living or ended
-    list[#list + 1] = ids[i]
+    if field_of(line, STATE) == 'buffered' then
+      living[#living + 1], given[#given + 1], lines[#lines + 1] = ids[i], ids[i], line
+    else
+      ended[#ended + 1] = ids[i]
+    end
   end
   groups[#groups + 1] = {name, living, ended}
 end
@@ -39,4 +48,4 @@ local before = tonumber(call('HGET', CLAIMS, 'version') or -1)
 local claim = pack({version, before, groups})
 call('HSET', CLAIMS, update, claim, 'version', version)
 count('claimed', #groups)
-return claim
+return {claim, lines, values_of(REWARDS, given)}

@@ -24,13 +24,22 @@ local function entry_of(id)
   local raw = call('HGET', HELD, id) or call('HGET', ENTRIES, id)
   return raw and unpack_(raw)
 end
+-- Many fields of a hash, false where there is none.
+local function values_of(key, fields)
+  if #fields <= 2000 then return #fields > 0 and call('HMGET', key, unpack(fields)) or {} end
+  local found = {}
+  for i = 1, #fields, 2000 do
+    for _, raw in ipairs(call('HMGET', key, unpack(fields, i, math.min(i + 1999, #fields)))) do
+      found[#found + 1] = raw
+    end
+  end
+  return found
+end
 -- Packed lines of many trajectories, false where there is none.
 local function lines_of(ids)
-  local found = {}
-  for i = 1, #ids, 2000 do
-    for n, raw in ipairs(call('HMGET', HELD, unpack(ids, i, math.min(i + 1999, #ids)))) do
-      found[#found + 1] = raw or call('HGET', ENTRIES, ids[i + n - 1])
-    end
+  local found = values_of(HELD, ids)
+  for i, raw in ipairs(found) do
+    if not raw then found[i] = call('HGET', ENTRIES, ids[i]) end
   end
   return found
 end
@@ -52,11 +61,6 @@ local function field_of(raw, at)
   end
   local _, value = some_of(raw, 1, (some_of(raw, at - 1, 1)))
   return value
-end
--- The packed line with another value, packed, at a field that is not the last.
-local function line_with(raw, at, packed)
-  local from = at == 1 and 1 or (some_of(raw, at - 1, 1))
-  return string.sub(raw, 1, from) .. packed .. string.sub(raw, (some_of(raw, 1, from)) + 1)
 end
 -- Lines that hold something: id, packed line, id, packed line.
 local function keep_held(kept)

@@ -13,23 +13,29 @@ if not raw then
 end
 local groups = unpack_(raw)[3]
 local asked, kept, lost, told, now, by = {}, {}, 0, {}, pack('trained'), pack(update)
+-- a packed line of this state, trained by this update
+local function trained_line(line, behind_state)
+  local from = some_of(line, UPDATE - 2, behind_state)
+  local to = some_of(line, 1, from)
+  return string.sub(line, 1, 1) .. now .. string.sub(line, behind_state + 1, from) .. by .. string.sub(line, to + 1)
+end
 for i = 2, #ARGV do asked[ARGV[i]] = true end
 for _, claimed in ipairs(groups) do
-  local mine, prompt, reason = {}, -1, ''
+  local mine, last = {}, nil
   for i, line in ipairs(lines_of(claimed[2])) do
-    local id, state = claimed[2][i], field_of(line, STATE)
+    local id, behind, state = claimed[2][i], some_of(line, 1, 1)
     if state == 'buffered' and not asked[id] then
       return id .. ' is claimed and neither trained nor ended'
     end
     if state ~= 'buffered' and asked[id] then return id .. ' has ended as ' .. state end
-    prompt, reason = field_of(line, PROMPT), field_of(line, REASON)
+    last = line
     if asked[id] then
       mine[#mine + 1] = id
-      kept[#kept + 1], kept[#kept + 2] = id, line_with(line_with(line, UPDATE, by), STATE, now)
+      kept[#kept + 1], kept[#kept + 2] = id, trained_line(line, behind)
     end
   end
   if #mine == 0 then lost = lost + 1 end
-  told[#told + 1] = {claimed[1], prompt, mine, reason}
+  told[#told + 1] = {claimed[1], last and field_of(last, PROMPT) or -1, mine, last and field_of(last, REASON) or ''}
 end
 local trained = #ARGV - 1
 if #kept ~= 2 * trained then return 'some of the trajectories are not claimed for it, or named twice' end
