@@ -12,7 +12,7 @@ from records import items, record, scored
 from server import own_server
 from waiting import wait_until
 
-from syncline.contract.streams import DEAD, GROUP_ROLLOUT, REWARDS, TRAJECTORIES, WORK
+from syncline.contract.streams import DEAD, GROUP_ROLLOUT, HELD, REWARDS, TRAJECTORIES, WORK
 from syncline.contract.token_path import Reward, trajectory_id
 from syncline.contract.trajectory_wire import decode
 from syncline.contract.version_path import VersionId
@@ -302,6 +302,31 @@ def test_a_claim_undone_is_ready_again(bus: Bus, job: str) -> None:
     assert ledger.end(names[1], "filtered", "alone")
     ledger.trained(1, [])
     assert holds(ledger) == {"submitted": 2, "filtered": 2, "groups_lost": 1}
+
+
+def test_a_claim_hands_out_what_the_ledger_holds_of_its_records(bus: Bus, job: str) -> None:
+    ledger = ledger_of(bus, job, batch=1, lag=1)
+    names = ready(ledger, 0)
+    claim = ledger.claim(1, 0)
+    assert claim is not None
+    stored = {entry.id: decode(entry.fields) for entry in bus.range(TRAJECTORIES.at(job))}
+    assert [stored[held.stream_id].trajectory for held in claim.records] == list(claim.trajectories) == names
+    assert [held.attempt for held in claim.records] == [1, 1]
+    assert [held.reward for held in claim.records] == bus.hmget(REWARDS.at(job), names)
+    assert ledger.end(names[0], "filtered", "no advantage")
+    again = ledger.claim(1, 0)
+    assert again is not None
+    assert (again.groups, again.records[1]) == (claim.groups, claim.records[1])
+    assert again.records[0].stream_id == ""
+
+
+def test_a_claim_of_a_trajectory_that_has_no_line_is_refused_by_its_name(bus: Bus, job: str) -> None:
+    ledger = ledger_of(bus, job, batch=1, lag=1)
+    names = ready(ledger, 0)
+    assert ledger.claim(1, 0) is not None
+    bus.call("HDEL", HELD.at(job), names[1])
+    with pytest.raises(LedgerBroken, match=f"update 1 has claimed {names[1]}, which is not in the ledger"):
+        ledger.claim(1, 0)
 
 
 def test_trained_takes_a_whole_claim_or_nothing(bus: Bus, job: str) -> None:

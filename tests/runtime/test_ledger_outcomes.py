@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from records import items, record, scored
 
@@ -95,6 +96,27 @@ def test_a_group_that_offers_what_is_asked_can_be_claimed(
     found = [value for value in values if value is not None]
     assert (outcome.how, outcome.scored) == ("trained", len(found))
     assert (outcome.low, outcome.high) == ((min(found), max(found)) if found else (0.0, 0.0))
+
+
+def test_a_reward_counts_however_its_fields_lie_and_an_unreadable_one_does_not(
+    redis_url: str, ledger: Ledger
+) -> None:
+    names = sample(ledger, 0, [0.25, 0.5, 0.75, 1.0])
+    assert ledger.claim(1, 0) is not None
+    bus, key = Bus(redis_url), REWARDS.at(ledger.job)
+    whole = [msgspec.msgpack.decode(raw) for raw in bus.hmget(key, names) if raw]
+    other_order = dict(reversed(whole[0].items()))
+    unknown_field = {"later": [1, 2], **whole[1]}
+    for name, stored in (
+        (names[0], msgspec.msgpack.encode(other_order)),
+        (names[1], msgspec.msgpack.encode(unknown_field)),
+        (names[2], msgspec.msgpack.encode(whole[2])[:-3]),
+    ):
+        bus.call("HSET", key, name, stored)
+    ledger.trained(1, names)
+    (outcome,) = told(ledger)
+    assert (outcome.scored, outcome.low, outcome.high) == (3, 0.25, 1.0)
+    assert outcome.mean == pytest.approx((0.25 + 0.5 + 1.0) / 3)
 
 
 def test_the_last_member_s_failure_completes_a_group_too(ledger: Ledger) -> None:

@@ -23,9 +23,7 @@ from syncline.runtime import ledger_lua as lua
 from syncline.runtime.bus import Bus, Value, pack
 from syncline.runtime.ledger_publish import transactions
 from syncline.runtime.ledger_shapes import (
-    LINE,
     STATES,
-    STORED,
     Claim,
     ClaimedGroup,
     ClaimedRecord,
@@ -40,6 +38,7 @@ from syncline.runtime.ledger_shapes import (
     StampMismatch,
     State,
     UnknownTrajectory,
+    claim_of,
 )
 from syncline.runtime.ledger_view import LedgerView
 
@@ -222,14 +221,10 @@ class Ledger(LedgerView):
             raise LagBroken(
                 f"update {update} at version {version}: {reply[0].decode()}, max_lag is {self.max_lag}"
             )
-        stored, lines = STORED.decode(reply[0]), map(LINE.decode, reply[1])
-        if stored.version != version:
-            raise LedgerBroken(f"update {update} is claimed at version {stored.version}, not {version}")
-        records = [
-            ClaimedRecord(line.stream_id, line.attempt, reward)
-            for line, reward in zip(lines, reply[2], strict=True)
-        ]
-        return Claim(update, version, stored.groups, tuple(records))
+        claim = claim_of(update, *reply)
+        if claim.version != version:
+            raise LedgerBroken(f"update {update} is claimed at version {claim.version}, not {version}")
+        return claim
 
     def unclaim(self, update: int) -> bool:
         """Undo a claim: its groups are ready again. False: nothing is claimed for `update`. Raises `LeaseLost`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -62,7 +63,7 @@ class ClaimedGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ClaimedRecord(msgspec.Struct, frozen=True, gc=False):
     """What the ledger holds of a claimed trajectory."""
 
-    stream_id: str  # in `trajectories`
+    stream_id: str  # in `trajectories`; "": it has ended since, and its record is gone
     attempt: int
     reward: bytes | None  # a packed `Reward`
 
@@ -156,6 +157,21 @@ class StoredClaim(msgspec.Struct, array_like=True, gc=False):
 LINE = msgspec.msgpack.Decoder(Line)
 GROUP = msgspec.msgpack.Decoder(OpenGroup)
 STORED = msgspec.msgpack.Decoder(StoredClaim)
+
+
+def claim_of(
+    update: int, raw: bytes, lines: Sequence[bytes | None], rewards: Sequence[bytes | None]
+) -> Claim:
+    """A claim as the script tells it: as stored, and of each living member the line and the reward."""
+    stored = STORED.decode(raw)
+    claim = Claim(update, stored.version, stored.groups)
+    records = []
+    for trajectory, line, reward in zip(claim.trajectories, lines, rewards, strict=True):
+        if line is None:
+            raise LedgerBroken(f"update {update} has claimed {trajectory}, which is not in the ledger")
+        held = LINE.decode(line)
+        records.append(ClaimedRecord(held.stream_id, held.attempt, reward))
+    return msgspec.structs.replace(claim, records=tuple(records))
 
 
 def entry_of(trajectory: str, raw: bytes) -> LedgerEntry:

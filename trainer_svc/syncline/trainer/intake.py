@@ -106,7 +106,8 @@ class Intake:
         for trajectory, held in zip(claim.trajectories, claim.records, strict=True):
             raw = found.get(held.stream_id)
             if raw is None:
-                lost[trajectory] = f"its record {held.stream_id} is gone from the stream"
+                record = f"record {held.stream_id}" if held.stream_id else "record"
+                lost[trajectory] = f"its {record} is gone from the stream"
                 continue
             try:
                 records[trajectory] = self._checked(raw, trajectory, held.attempt)
