@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
 from chart_tools import CHART, helm, ran
+
+from syncline.scheduler.stack import redis_process
 
 Manifest = dict[str, Any]
 NEWEST = "4.3.1"
@@ -26,6 +29,15 @@ def _text(profile: str, sets: tuple[str, ...], release: str, version: str, kube:
     )  # fmt: skip
     assert code == 0, said
     return said
+
+
+def redis_options() -> dict[str, str]:
+    """The options that the laptop's Redis has for what the product needs of any Redis, not for where it runs."""
+    argv = redis_process(Path("runs"), Path("socket")).argv[1:]
+    given = dict(zip(argv[::2], argv[1::2], strict=True))
+    return {
+        option: given[f"--{option}"] for option in ("maxmemory-policy", "hz", "hash-max-listpack-entries")
+    }
 
 
 def render(

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import yaml
 from chart_tools import CHART, ROOT
-from rendered import MONITORING, PROFILES, Manifest, containers, named, render, templates
+from rendered import (
+    MONITORING,
+    PROFILES,
+    Manifest,
+    containers,
+    named,
+    redis_options,
+    render,
+    templates,
+)
 
 from syncline.runtime.settings import Settings
 from syncline.scheduler.launch.kubernetes.plan import read
@@ -152,7 +161,8 @@ def test_the_password_reaches_redis_and_its_users() -> None:
     assert data["auth.conf"] == f"requirepass {data['password']}\n"
     assert Settings.read({"SYNCLINE_REDIS_URL": data["url"]}).redis_url == data["url"]
     config = named(release, "ConfigMap", "-redis")["data"]["redis.conf"].splitlines()
-    assert {"maxmemory-policy noeviction", "appendonly yes", "appendfsync everysec"} <= set(config)
+    assert {"appendonly yes", "appendfsync everysec"} <= set(config)
+    assert {f"{option} {value}" for option, value in redis_options().items()} <= set(config)
 
 
 @pytest.mark.parametrize("release_name", [LONG, "rl", "syncline"])

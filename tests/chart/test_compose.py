@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from chart_tools import ROOT, compose, ran
+from rendered import redis_options
 
 from syncline.gateway.tempo import router as tempo_routes
 from syncline.runtime.settings import Settings
@@ -120,8 +121,9 @@ def test_containers_have_few_rights(resolved: dict[str, Any]) -> None:
 
 def test_redis_never_evicts_and_keeps_a_log(resolved: dict[str, Any]) -> None:
     command = " ".join(resolved["services"]["redis"]["command"])
-    assert "--maxmemory-policy noeviction" in command
     assert "--appendonly yes" in command
+    for option, value in redis_options().items():
+        assert f"--{option} {value}" in command
 
 
 def test_what_is_mounted_is_there(resolved: dict[str, Any]) -> None:
