@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
 RELEASE = "demo"
 FULL = "demo-syncline"
-UPDATES = 40
+UPDATES = 80
 
 
 class Release:
